@@ -56,7 +56,7 @@ def main() -> None:
                 outputs = model(inputs_seen_by_none)
             evaluated = torch.nn.functional.cross_entropy(outputs, labels_seen_by_none).item()
             if rank == 0:
-                print(f"step {step}: loss {loss.item():.3f}, of the shared weights {evaluated:.3f}")
+                print(f"step {step}: loss {loss.item():.3f}, loss of the last exchanged weights {evaluated:.3f}")
 
     compressor.synchronize()  # exchange what the sites learned since the last exchange
     if rank == 0:

@@ -35,7 +35,7 @@ def train(options: dict[str, Any]) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
         if rank == 0:
-            print(f"goes on after step {first}")
+            print(f"resumed after step {first}")
 
     compressor = attach(model, optimizer, log_dir=f"{options['folder']}/log")
 
@@ -64,7 +64,7 @@ def train(options: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--killed-after", type=int, default=50, help="step after which a worker is killed; 0: none is")
+    parser.add_argument("--killed-after", type=int, default=50, help="step after which a worker is killed; 0: never")
     options = parser.parse_args()
     folder = str(Path("runs/ray").absolute())
     trainer = TorchTrainer(

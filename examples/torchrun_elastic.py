@@ -36,8 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
-    parser.add_argument("--folder", type=Path, default=Path("runs/elastic"), help="where all ranks can write")
-    parser.add_argument("--fail-at", type=int, help="step in which the last rank fails, once: to see what happens")
+    parser.add_argument("--folder", type=Path, default=Path("runs/elastic"), help="folder for checkpoints of all ranks")
+    parser.add_argument("--fail-at", type=int, help="step in which the last rank fails on purpose, once")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")

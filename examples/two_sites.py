@@ -27,7 +27,7 @@ from gravac import AdaptiveCompressor
 MODES = {
     "native": "gradients in each step, by DDP",
     "hook": "gradients in each step, by gravac",
-    "outer": "sites apart",
+    "outer": "each site alone",
 }
 
 
@@ -69,9 +69,7 @@ def train(steps: int) -> None:
         with torch.no_grad():  # a forward without gradients uses the last exchanged weights, equal on both sites
             accuracy = (model(x).argmax(1) == y).float().mean().item()
         wire_ratio = compressor.wire_ratio or 1.0
-        print(
-            f"right: {100 * accuracy:.1f} %; at last 1/{wire_ratio:.0f} of the bytes of dense exchanges in every step"
-        )
+        print(f"accuracy {100 * accuracy:.1f} %; the last steps sent 1/{wire_ratio:.0f} of the bytes of dense steps")
     for change in compressor.changes:
         if rank == 0:
             print(f"from step {change.step} {MODES[change.after]} ({change.seconds:.2f} s to change)")
@@ -103,7 +101,7 @@ def two_sites(rate: str, arguments: list[str]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rate", default="20mbit", help="of the link between two emulated sites")
+    parser.add_argument("--rate", default="20mbit", help="rate of the link between two emulated sites")
     options = parser.parse_args()
     if "RANK" in os.environ:
         train(options.steps)

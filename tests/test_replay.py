@@ -317,7 +317,7 @@ def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
     record_run(path, topk_policy(), 0)
     with pytest.raises(SettingsError, match="has no step records"):
         read_trace(path)
-    with pytest.raises(SettingsError, match="has no step records"):
+    with pytest.raises(SettingsError, match="no step is recorded"):
         replay(Trace(RunRecord({}, 2), (), ()), topk_policy())
 
 
@@ -330,7 +330,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, said: str) -> No
 
 def test_a_missing_step_is_refused(trace: Path) -> None:
     whole = read_trace(trace)
-    with pytest.raises(SettingsError, match="steps are missing"):
+    with pytest.raises(SettingsError, match="that has every step once"):
         replay(Trace(whole.run, (*whole.steps[:5], *whole.steps[6:]), ()), topk_policy())
 
 

@@ -52,7 +52,10 @@ def add(commands: Commands) -> None:
         help="gigabytes that a device copies per second (default: 14, a CPU core; a V100: 350)",
     )
     parser.add_argument(
-        "--overlap", type=float, default=0.9, help="fraction of backward that hides the exchange (default: 0.9)"
+        "--overlap",
+        type=float,
+        default=0.9,
+        help="fraction of backward's time behind which the exchange can hide (default: 0.9)",
     )
     parser.add_argument(
         "--compressors",

@@ -88,8 +88,8 @@ def _add_tta(benches: Commands) -> None:
         "and writes the time and bytes to a file. Runs that the file already contains are not repeated. "
         "Methods: fp32, fp16, bf16, torch-powersgd(RANK), a compressor at a CF (topk@10, quantize(4)), a controller "
         "over a compressor (gravac:ladder@2-1000), outer steps (outer:ladder, outer(every=10):quantize(2)), "
-        "torchft-diloco(every=10), torchft-localsgd(every=10), and the choices of an adaptive method at random times "
-        "(matched:outer:ladder). "
+        "torchft-diloco(every=10), torchft-localsgd(every=10), and what the controller of an adaptive method chose in "
+        "its run, in random order (matched:outer:ladder). "
         "Links: 100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), 100mbit,rank1:20mbit, unthrottled.",
     )
     parser.add_argument(
@@ -106,7 +106,7 @@ def _add_tta(benches: Commands) -> None:
         default=["100mbit"],
         dest="links",
         metavar="LINK",
-        help="links of each worker, or of each replica of a mesh (default: 100mbit)",
+        help="links to compare over, each given as the link of a worker, or of a replica of a mesh (default: 100mbit)",
     )
     parser.add_argument(
         "--methods", nargs="+", metavar="METHOD", help="methods to compare (default: a short list, another on a mesh)"
@@ -150,7 +150,8 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument(
         "--factored",
         action="store_true",
-        help="for methods without a controller: count steps once, and measure the time of a step for each link",
+        help="for methods without a controller and without local steps: compute times as steps to the target, counted "
+        "without a slow link, x time of a step, measured for each link",
     )
     parser.add_argument(
         "--times-each-seed", action="store_true", help="with --factored: measure the time of a step for every seed"

@@ -29,7 +29,10 @@ SettingsT = TypeVar("SettingsT")
 """Class of a command's settings."""
 
 Work = Callable[[argparse.Namespace], int | None]
-"""Function that does the work of a command, and returns the exit status; ``None``: success."""
+"""Function that takes the parsed command line, does the work of a command, and returns the exit status.
+
+``None`` means success.
+"""
 
 
 def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]) -> None:
@@ -40,7 +43,8 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
 
     Args:
         parser: parser of the command.
-        work: function that does the work of the command.
+        work: function that takes the parsed command line, does the work of the command, and returns the exit status;
+            ``None``: success.
         failures: further classes of exceptions that give the exit status ``FAILED``; may include ``ValueError``.
     """
     reported_errors: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
@@ -60,7 +64,7 @@ def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **repl
     """Create a command's settings from the command-line options that have the same names; a list becomes a tuple.
 
     Args:
-        kind: class of the settings; the arguments of its constructor name the options.
+        kind: class of the settings, called with keyword arguments, whose names are those of the options.
         options: parsed command line.
         replacements: settings by name, used in place of options of these names, or if there is no such option.
     """

@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
         default=-1,
         dest="which",
         metavar="N",
-        help="number of the run in the file, from 0 (default: the last run)",
+        help="number of the run among the file's runs that have steps, from 0 (default: -1, the last)",
     )
     parser.add_argument(
         "--all", action="store_true", dest="unchanged_too", help="also show decisions that change nothing"

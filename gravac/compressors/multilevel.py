@@ -14,7 +14,10 @@ from gravac.compressors.base import Context, k_for
 from gravac.compressors.sparse import Selection
 
 Select = Callable[[torch.Tensor, int], Selection]
-"""Type of a function ``select(x, k)`` that returns the k coordinates of flat x that a sparsifier sends."""
+"""Type of a function ``select(x, k)`` that takes a flat tensor, ``[elements]``, and a number of coordinates to select.
+
+The function returns the coordinates that a sparsifier sends, usually ``k``: indices, ascending, and their values.
+"""
 
 
 def select_at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
@@ -24,7 +27,7 @@ def select_at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selec
     is searched.
 
     Args:
-        select: function that returns the k coordinates that a sparsifier sends.
+        select: function that selects the coordinates that a sparsifier sends, see ``Select``.
         x: tensor to select from: flat, ``(elements,)``.
         cf: compression factor.
         ctx: the tensor's context; ``ctx.selections`` has the selections of this step, by CF.

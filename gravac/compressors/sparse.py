@@ -28,7 +28,8 @@ def try_overwrite(numbers: Addend, *denses: torch.Tensor) -> bool:
     """Overwrite flat tensors with consecutive sections of ``numbers``, and return True if that is possible.
 
     Otherwise change nothing, and return False. Overwriting is possible if the ``Addend`` has a method ``overwrite``
-    that returns True. Such a method writes the numbers directly, which is faster than adding them to zeros.
+    that returns True. Such a method takes the flat tensors and writes the numbers directly, which is faster than adding
+    them to zeros. If it returns False, it changes nothing.
     """
     overwrite: Callable[..., bool] | None = getattr(numbers, "overwrite", None)
     return overwrite is not None and overwrite(*denses)

@@ -175,8 +175,8 @@ class StepTimeBounds:
         the probe.
 
         Args:
-            select: ``min`` or ``max``, which selects from the ratios of all measured candidates. A ratio is too large
-                if ranks waited for each other in the measured exchange.
+            select: ``min`` or ``max``, which is given the ratios of all measured candidates, at least one, and returns
+                one of them. A ratio is too large if ranks waited for each other in the measured exchange.
         """
         ratios = [
             entry.saved[2] / expected

@@ -50,7 +50,7 @@ KILL_AFTER_S = 60.0
 """Seconds after which ``measure_here`` kills its workers and fails."""
 
 PrintLine = Callable[[str], None]
-"""Function that shows a line of text about the progress."""
+"""Function that is given a line of text about the progress, without line break, and shows the line."""
 
 
 class Calibration(Settings):
@@ -110,7 +110,7 @@ def read_calibration(path: Path) -> Calibration:
             raise SettingsError("no JSON object in the file")
         return Calibration(**content)
     except ValueError as error:
-        raise ValueError(f"calibration: {path}: {error}; write one with gravac calibrate --json {path}") from None
+        raise ValueError(f"calibration: {path}: {error}; write the file with gravac calibrate --json {path}") from None
 
 
 def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tuple[float, float]:
@@ -140,7 +140,10 @@ def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> 
         ratios = columns[:, 1] / times
         per_gigabit = ratios.sum() / (ratios @ ratios)
     if per_gigabit <= 0:
-        raise ValueError(f"seconds: {seconds} do not grow with sizes {sizes}; measure again on an idle machine")
+        raise ValueError(
+            f"seconds: all-reduces of {sizes} bytes took {seconds} s, no longer for more bytes, so the bandwidth "
+            "cannot be computed; measure again on an idle machine"
+        )
     return float(alpha), float(1e9 / per_gigabit)
 
 
@@ -204,7 +207,7 @@ def _seconds_of(work: Callable[[], object], device: torch.device, synchronized: 
     """Call ``work`` and return the seconds until it is done, including work that it queues on a GPU.
 
     Args:
-        work: function to time.
+        work: function to time, called without arguments; its result is not used.
         device: device on which the function works.
         synchronized: whether all ranks start together, after a barrier.
     """

@@ -91,7 +91,7 @@ def spawn(
         while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the workers took longer than {timeout_s:g} s and were killed; use a faster link, or an idle "
+                    f"the workers did not end within {timeout_s:g} s and were killed; use a faster link, or an idle "
                     "machine"
                 )
             time.sleep(0.02)
@@ -101,4 +101,5 @@ def spawn(
             process.kill()  # if a rank failed, other ranks may wait for that rank for ever
             process.wait()
     if any(statuses):
-        raise RuntimeError(f"a worker failed (exit statuses by rank: {statuses}); its error message is above")
+        failed_ranks = ", ".join(f"rank {rank}: {status}" for rank, status in enumerate(statuses) if status)
+        raise RuntimeError(f"workers failed (exit statuses: {failed_ranks}); their error messages are above")

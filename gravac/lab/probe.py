@@ -64,9 +64,10 @@ def probe(
     Args:
         model: model on a CPU or GPU, not wrapped by DDP, whose state is restored on return and on an error.
         optimizer: optimizer of the model, whose state is restored, too.
-        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor. Each step of each rank must
-            have a batch of its own, which is the same in every call. Steps count from 0.
-        score: function without arguments that returns the loss of the model on validation data; lower is better.
+        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor that requires a gradient.
+            Each step of each rank must have a batch of its own, which is the same in every call. Steps count from 0.
+        score: function without arguments that returns the loss of the model on validation data, a number; lower is
+            better.
         candidates: ``(compressor, compression factor)`` of each candidate.
         ranks: number of ranks to simulate in this process; each has its own batches and residuals.
         steps: number of steps of each candidate in each repeat.
@@ -104,9 +105,9 @@ def probe(
         dense_decrease = measure_decrease(dense, None)
         if not dense_decrease > 0:
             raise ValueError(
-                f"steps: {steps} dense steps lower the score by {dense_decrease:g} from {initial_score:g}, but "
-                "candidates can be compared only if the score falls; use more steps, a lower learning rate, or a score "
-                "on more data"
+                f"steps: {steps} dense steps changed the score from {initial_score:g} to "
+                f"{initial_score - dense_decrease:g}, but candidates can be compared only if dense steps lower the "
+                "score; use more steps, a lower learning rate, or a score on more data"
             )
         for (base, cf), candidate_efficiencies, candidate_totals in zip(candidates, efficiencies, totals, strict=True):
             candidate_efficiencies.append(measure_decrease(base, cf, candidate_totals) / dense_decrease)

@@ -124,8 +124,8 @@ def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool =
     if len(count_of_commit) > 1:
         if not allow_mixed:
             raise SettingsError(
-                f"{files}: has measurements of {len(count_of_commit)} commits: {codes}; measure all with one commit, "
-                "or allow several commits in one table with --mixed"
+                f"{files}: the measurements are of {len(count_of_commit)} commits (in brackets: number of "
+                f"measurements): {codes}; repeat all with one commit, or allow several commits in a table by --mixed"
             )
         return f"runs of {len(count_of_commit)} commits (in brackets: number of runs): {codes}"
     return "the commit of these runs was not recorded" if UNRECORDED in count_of_commit else ""
@@ -156,7 +156,11 @@ def _git_output(folder: Path, *arguments: str) -> str | None:
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """Call ``work`` once to warm up, then ``TIMED_REPEATS`` times; return the median seconds of a call."""
+    """Call ``work`` once to warm up, then ``TIMED_REPEATS`` times; return the median seconds of a call.
+
+    Args:
+        work: function to time, called without arguments; its result is not used.
+    """
     seconds = []
     for _ in range(TIMED_REPEATS + 1):
         began = time.perf_counter()

@@ -61,17 +61,20 @@ def train(
     Args:
         model: model to train, not wrapped by DDP; all ranks share its weights.
         optimizer: optimizer of the model; ``ramp`` or ``schedule`` multiplies its present learning rates.
-        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor.
+        loss: function of ``(step, rank)`` that returns the training loss of the rank's batch in the step, a scalar
+            tensor that requires a gradient.
         base: compressor of the gradients.
-        cf: compression factor, or a function of the step that returns the compression factor; ``None``: dense float32.
+        cf: compression factor, or a function that takes the number of a step and returns the compression factor.
+            ``None``, also as the function's result: dense float32.
         feedback: fraction of the residual that error feedback keeps, in [0, 1]; ``None``: the compressor's default.
         ranks: number of ranks to simulate.
         steps: number of steps to train.
         first: number of the first step, which ``loss``, ``cf``, ``after`` and ``schedule`` receive.
         ramp: number of steps over which the learning rate rises to the optimizer's; not used with ``schedule``.
-        after: function that is called with the number of each step, after the optimizer's step.
-        schedule: function of the step that returns a multiple of the optimizer's learning rate; ``None``: the multiple
-            rises to 1 over ``ramp`` steps and stays 1.
+        after: function that is called with the number of each step, after the optimizer's step; its result is not used.
+            ``None``: no call.
+        schedule: function that takes the number of a step and returns a multiple of the optimizer's learning rate;
+            ``None``: the multiple rises to 1 over ``ramp`` steps and stays 1.
         clip: maximum norm to which the averaged gradient is clipped; ``None``: no clipping.
     """
     averagers = [_averager(base, feedback) for _ in range(ranks)]
@@ -131,7 +134,8 @@ class ScheduledController:
 
     Attributes:
         compressor: name of the compressor.
-        cf: compression factor, or a function of the step that returns the compression factor; ``None``: dense float32.
+        cf: compression factor, or a function that takes the number of a step and returns the compression factor.
+            ``None``, also as the function's result: dense float32.
     """
 
     name: ClassVar[str] = "scheduled"

@@ -125,10 +125,14 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     """
     if not trace.steps:
         raise SettingsError(
-            "trace: it has no step records, so there is nothing to replay; give a trace of a run with steps"
+            "trace: no step is recorded, so there is nothing to replay; give a trace of a run with steps"
         )
-    if any(record.step + record.steps != following.step for record, following in pairwise(trace.steps)):
-        raise SettingsError("trace: steps are missing between recorded steps; give a gravac.jsonl with every step")
+    for record, following in pairwise(trace.steps):
+        if record.step + record.steps != following.step:
+            raise SettingsError(
+                f"trace: the record after step {record.step + record.steps - 1} is of step {following.step}; give a "
+                "gravac.jsonl that has every step once"
+            )
     steps_per_epoch = trace.number("steps_per_epoch")
     epoch_steps = None if steps_per_epoch is None else int(steps_per_epoch)
     policy = RunSettings(steps_per_epoch=epoch_steps, policy=policy).policy

@@ -53,7 +53,7 @@ def test_sides_take_turns_and_a_rank_that_fails_is_told_of(tmp_path: Path) -> No
     with before_after.Side(tree, tmp_path) as side:
         assert side.workloads() == ["a step"]
         assert side.tell("run 3") == {"seconds": 3}
-        with pytest.raises(RuntimeError, match="rank 0 failed, or hung:\nno such word"):
+        with pytest.raises(RuntimeError, match="rank 0 failed or hung; end of its output:\nno such word"):
             side.tell("fail")
 
 
@@ -75,7 +75,7 @@ def test_a_driver_that_imports_the_package_of_another_commit_is_refused(tmp_path
 
 def test_a_commit_without_a_driver_is_refused(tmp_path: Path) -> None:
     before_after.check_drivers({"after": tree_with(ECHO, tmp_path / "after")})
-    with pytest.raises(ValueError, match=r"BEFORE: its commit has no tests/measure/one_side\.py"):
+    with pytest.raises(ValueError, match=r"BEFORE: the commit has no tests/measure/one_side\.py"):
         before_after.check_drivers({"before": tmp_path})
 
 

@@ -60,7 +60,7 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
         command, capture_output=True, text=True, timeout=HUNG, env=environment(temporary), check=False
     )
     assert done.returncode == 0, done.stderr
-    assert ("paced, not a real link" in done.stdout) == paced
+    assert ("paced, no emulated link" in done.stdout) == paced
     assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
     for words in ("With every=1 ", "With every=(1, 100) ", "Decisions of every=(1, 100)"):
         assert words in done.stdout
@@ -103,7 +103,7 @@ def test_interrupt_leaves_no_process_namespace_or_file(
         introduced += line
         if moment in line:
             break
-    assert REASON is not None or ("paced, not a real link" in introduced) == paced
+    assert REASON is not None or ("paced, no emulated link" in introduced) == paced
     while len(workers := descendants(demo.pid)) < 2 and demo.poll() is None:
         time.sleep(0.05)  # the system tells of no start of a process
     demo.send_signal(number)

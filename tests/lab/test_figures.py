@@ -66,7 +66,7 @@ def test_a_document_that_says_what_its_records_say_has_no_fault(small: Callable[
     ("text", "said"),
     [
         (f"{TABLE.replace('1.25', '1.26')}It takes 1.5 s.", "table rows is not what rows.json gives"),
-        (f"{TABLE}It takes 1.4 s.", "the records say: It takes 1.5 s."),
+        (f"{TABLE}It takes 1.4 s.", "a sentence that the records give is missing: It takes 1.5 s."),
         (f"{TABLE}It takes 1.4 s. It takes 1.5 s.", "no record holds '1.4 s'"),
         (f"{TABLE}It takes 1.5 s. That is 7 % more.", "no record holds '7 %'"),
         (f"{TABLE}It takes 1.5 s. That is 3x.", "no record holds '3x'"),
@@ -80,14 +80,14 @@ def test_what_is_not_its_record_s_is_found(small: Callable[..., Path], text: str
 
 def test_a_missing_record_is_told_with_its_command(small: Callable[..., Path]) -> None:
     (fault,) = check.faults(small(f"{TABLE}It takes 1.5 s."))
-    assert fault.endswith("rows.json: there is no such record; make measure-rows")
+    assert fault.endswith("rows.json: the record is missing; run make measure-rows")
 
 
 def test_rows_of_several_commits_make_no_table_and_with_mixed_it_says_so(
     small: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = small(f"{TABLE}It takes 1.5 s.", STAMP, None)
-    with pytest.raises(SettingsError, match=r"rows\.json: has measurements of 2 commits: 0123456789 .*--mixed"):
+    with pytest.raises(SettingsError, match=r"rows\.json: the measurements are of 2 commits .*: 0123456789 .*--mixed"):
         tables.update(document)
     monkeypatch.setattr(published, "MIXED", [True])
     assert tables.update(document) == []
@@ -101,7 +101,7 @@ def test_rows_of_several_commits_make_no_table_and_with_mixed_it_says_so(
 def test_runs_of_several_commits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "FOLDER", tmp_path)
     record.save(tmp_path / "made_up.json", [made_up(stamp=STAMP), made_up("fp32")])
-    with pytest.raises(SettingsError, match=r"made_up\.json: has measurements of 2 commits"):
+    with pytest.raises(SettingsError, match=r"made_up\.json: the measurements are of 2 commits"):
         published.runs("made_up")
 
 

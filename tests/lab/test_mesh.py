@@ -237,7 +237,7 @@ def matrix(**changes: Any) -> RunMatrix:
     ("changes", "said"),
     [
         ({"mesh": Mesh(4, 4)}, "mesh: 4x4 has 16 ranks, but at most 8"),
-        ({"workers": 2}, "workers: 2 are not the 4 ranks of the mesh 2x2; leave them out"),
+        ({"workers": 2}, "workers: 2 is not 4, the number of ranks of the mesh 2x2; give 4"),
         ({"paced": True}, "mesh: 2x2 cannot be paced.*use emulated links"),
         ({"tasks": ("charlm", "lstm")}, "task: 'lstm' has no blocks.*use charlm, gpt2, modernbert"),
         ({"tasks": ("mnist",)}, "task: 'mnist' is unknown"),

@@ -116,8 +116,8 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("outer(every=10, momentum=1):topk@10", "momentum"),
         ("torchft-diloco(every=0)", "every"),
         ("torchft-localsgd(rate=1)", "rate: unknown setting"),
-        ("matched:topk@10", "makes no choices"),
-        ("matched:matched:outer:ladder", "makes no choices"),
+        ("matched:topk@10", "no controller chooses candidates in a run of 'topk@10'"),
+        ("matched:matched:outer:ladder", "has nothing to repeat"),
         ("topk@@", "cannot be read; use fp32"),
     ],
 )

@@ -87,13 +87,13 @@ def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
     with console.capture() as captured:
         show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, logs=Path("runs/x"))
     shown = captured.get()
-    assert ("paced, not a real link" in shown) == paced
+    assert ("paced, no emulated link" in shown) == paced
     assert "3 bits, 10x fewer bytes: start" in shown
     for expected in (
         "float16",
         "every=(1, 100)",
         "LOST",
-        "of its steps 100% by gravac's hook",
+        "(steps: 100% by gravac's hook)",
         "loss.png",
         "not reached",
         "tensorboard --logdir runs/x",

@@ -68,5 +68,5 @@ def test_all_is_put_back() -> None:
 
 def test_where_dense_does_not_learn_it_says_so() -> None:
     model, optimizer, loss, score = parts(rate=50.0)
-    with pytest.raises(ValueError, match=r"dense steps lower the score by .*; use more steps, a lower learning rate"):
+    with pytest.raises(ValueError, match=r"dense steps changed the score .*; use more steps, a lower learning rate"):
         probe(model, optimizer, loss, score, [(topk, 10)], steps=5, repeats=1)

@@ -92,7 +92,7 @@ def test_one_commit_is_nothing_to_speak_of_and_none_is_said() -> None:
 
 @pytest.mark.parametrize("stamps", [(OLD, CHANGED), (OLD, None), (None, OLD, OLD)])
 def test_several_commits_are_refused_and_with_mixed_told(stamps: tuple[Stamp | None, ...]) -> None:
-    with pytest.raises(SettingsError, match=r"a\.json: has measurements of 2 commits: .*0123456789.*--mixed"):
+    with pytest.raises(SettingsError, match=r"a\.json: the measurements are of 2 commits .*: .*0123456789.*--mixed"):
         commits_note(stamps, "a.json")
     assert commits_note(stamps, "a.json", allow_mixed=True).startswith(
         "runs of 2 commits (in brackets: number of runs): "
@@ -149,7 +149,7 @@ def test_rows_keep_the_stamps_of_those_who_measured_them(tmp_path: Path, monkeyp
         results.keep([*results.read(path), {"x": value}], str(path))
     rows = results.read(path)
     assert [(row["x"], row["stamp"]) for row in rows] == [(1, None), (2, OLD), (3, CHANGED)]
-    with pytest.raises(SettingsError, match=r"rows\.json: has measurements of 3 commits"):
+    with pytest.raises(SettingsError, match=r"rows\.json: the measurements are of 3 commits"):
         results.commits(rows, path)
     assert results.commits(rows, path, mixed=True).startswith("runs of 3 commits")
 

@@ -300,7 +300,7 @@ def test_paced_and_factored_runs_are_marked(report: Path) -> None:
     text = re.sub(r"base64,[^\"]*", "", report.read_text(encoding="utf-8"))
     paced = text[text.index('<h2 id="charlm-1gbit_30s_50mbit"') : text.index('<h2 id="charlm-unthrottled"')]
     plain = text[text.index('<h2 id="charlm-unthrottled"') : text.index('<h2 id="how-to-read"')]
-    marked = '<span class="paced">paced, not a real link</span>'
+    marked = '<span class="paced">paced, no emulated link</span>'
     assert marked in paced[: paced.index("</h2>")]
     assert all(marked in part for part in re.findall(r"<figcaption>.*?</figcaption>|<caption>.*?</caption>", paced))
     assert marked not in plain

@@ -187,7 +187,7 @@ def test_a_paced_matrix_says_so_and_an_interrupt_keeps_what_was_measured(
     running.send_signal(signal.SIGINT)
     said = running.communicate(timeout=HUNG)[1]
     assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
-    assert "paced, not a real link" in told
+    assert "paced, no emulated link" in told
     assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
     rows = json.loads((tmp_path / "runs.json").read_text())[:2]
     assert [row["method"] for row in rows] == ["fp32", "topk@10"]
@@ -221,12 +221,12 @@ def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypa
     [
         ({"tasks": ("mnist",)}, "mnist"),
         ({"links": ("fast",)}, "rate: 'fast'"),
-        ({"links": ("1gbit,5s:20mbit",), "factored": True}, "cannot be factored"),
+        ({"links": ("1gbit,5s:20mbit",), "factored": True}, "changes its rate during training"),
         ({"links": ("1gbit,5s:20mbit",), "paced": True}, "cannot be paced"),
         ({"times_each_seed": True}, "times_each_seed: without factored"),
         ({"methods": ("topq@3",)}, "there is no compressor 'topq'"),
         ({"methods": ("torch-powersgd(4)",), "paced": True}, "cannot be paced"),
-        ({"methods": ()}, "at least one of each"),
+        ({"methods": ()}, r"methods: \(\) is empty; give at least one"),
         ({"workers": 9}, "workers: 9 is outside 2 to 8"),
         ({"budget": 1}, "budget: 1 is below 2"),
         ({"more_seeds": -1}, "more_seeds: -1 is below 0"),

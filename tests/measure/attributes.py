@@ -383,7 +383,7 @@ def table(record: Rows) -> str:
 def main() -> None:
     """Count, print, and keep the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="keep the record in this file")
+    parser.add_argument("--json", metavar="FILE", help="write the record to this file")
     arguments = parser.parse_args()
     record = rows(modules())
     print(table(record))

@@ -142,7 +142,9 @@ class Side:
             late.cancel()
         for rank, line in enumerate(lines):
             if not line:
-                raise RuntimeError(f"rank {rank} failed, or hung:\n{self._log(rank).read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"rank {rank} failed or hung; end of its output:\n{self._log(rank).read_text()[-2000:]}"
+                )
         return [json.loads(line) for line in lines]
 
     def _log(self, rank: int) -> Path:
@@ -165,7 +167,9 @@ def shared(workloads: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]
     """
     both = [name for name in workloads["after"] if name in workloads["before"]]
     if not both:
-        raise ValueError("BEFORE: its driver and HEAD's have no workload in common")
+        raise ValueError(
+            "BEFORE: the drivers of this commit and of HEAD have no workload in common; name a later commit"
+        )
     skipped = [
         f"skipped {name}: only the driver of {side} knows it"
         for side in SIDES
@@ -219,7 +223,7 @@ def check_drivers(code: Mapping[str, Path]) -> None:
     """
     for name, tree in code.items():
         if not (tree / DRIVER).exists():
-            raise ValueError(f"{name.upper()}: its commit has no {DRIVER}; name a commit that has")
+            raise ValueError(f"{name.upper()}: the commit has no {DRIVER}; name a commit that has this file")
 
 
 def _timed(what: str, sides: dict[str, Side], pairs: int, steps: int) -> dict[str, Any]:
@@ -238,12 +242,12 @@ def stop(*_: Any) -> NoReturn:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", metavar="BEFORE", help="the commit to compare HEAD with")
-    parser.add_argument("--json", help="file for the rows")
+    parser.add_argument("--json", help="file to write the rows to")
     parser.add_argument("--pairs", type=int, default=60, help="pairs of turns of a workload (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=7, help="steps of a turn (default: %(default)s)")
     options = parser.parse_args(arguments)
     if min(options.pairs, options.steps) < 1:
-        parser.error("--pairs and --steps: at least 1")
+        parser.error(f"--pairs {options.pairs}, --steps {options.steps}: both must be at least 1")
     signal.signal(signal.SIGTERM, stop)
     try:
         rows = measure(commit(options.before), options.pairs, options.steps, options.json)

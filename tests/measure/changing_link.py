@@ -232,9 +232,11 @@ def changes_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/changing_link.json")
-    parser.add_argument("--nanogpt", type=Path, help="a clone of github.com/karpathy/nanoGPT; without it charlm alone")
+    parser.add_argument(
+        "--nanogpt", type=Path, help="folder of a clone of github.com/karpathy/nanoGPT (default: only charlm runs)"
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--short", action="store_true", help="a few steps a run, to try the program")
+    parser.add_argument("--short", action="store_true", help="make only a few steps in each run, to try the program")
     parser.add_argument("--show", action="store_true", help="measure nothing, print the tables")
     options = parser.parse_args()
     book = Book(options.json)

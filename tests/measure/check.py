@@ -49,7 +49,9 @@ def faults(document: Path) -> list[str]:
         if fault := tables.missing(table[0]):
             wrong.append(fault)
         elif text != tables.insert(text, name, tables.table_text(table)):
-            wrong.append(f"{document}: table {name} is not what {table[0]}.json gives; python -m tests.measure.tables")
+            wrong.append(
+                f"{document}: table {name} is not what {table[0]}.json gives; run python -m tests.measure.tables"
+            )
         text = text.split(begin)[0] + text.split(end)[1] if begin in text and end in text else text
     wrong += [
         f"{document}: a table outside marks has figures: {line}"
@@ -59,7 +61,7 @@ def faults(document: Path) -> list[str]:
     prose = flat(IGNORED_LINES.sub(" ", text))
     for claim in map(flat, claims.CLAIMS.get(document, list)()):
         if claim not in prose:
-            wrong.append(f"{document}: the records say: {claim}")
+            wrong.append(f"{document}: a sentence that the records give is missing: {claim}")
         prose = prose.replace(claim, " ")
     if document in SCANNED:
         wrong += [f"{document}: no record holds {figure}" for figure in figures(prose, document)]

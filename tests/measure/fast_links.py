@@ -224,7 +224,7 @@ def shares_of(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/fast_links.json")
     parser.add_argument("--seeds", type=int, default=10, help="number of pairs in a cell")
-    parser.add_argument("--short", action="store_true", help="a few steps a run, to try the program")
+    parser.add_argument("--short", action="store_true", help="make only a few steps in each run, to try the program")
     parser.add_argument("--runs", type=Path, default=Path("docs/measurements/tta.json"))
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()

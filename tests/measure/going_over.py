@@ -89,7 +89,7 @@ def sent_bytes() -> int:
         name, _, counters = text.partition(":")
         if name.strip() == INTERFACE:
             return int(counters.split()[8])
-    raise RuntimeError(f"interface {INTERFACE!r} is not in /proc/net/dev")
+    raise RuntimeError(f"interface {INTERFACE!r} is not in /proc/net/dev; run the rank on an emulated link")
 
 
 def tensor_bytes() -> int:

@@ -76,7 +76,7 @@ def run(case: Case) -> dict[str, Any]:
         sent = network.interface_bytes(0)[0]
     curve = [(int(step), float(loss), float(seconds)) for step, _, loss, seconds in SEEN.findall(output)]
     if not curve or curve[-1][0] != case.steps:
-        raise RunFailed(f"{case}: no evaluation after step {case.steps}; it said: {output[-4000:]}")
+        raise RunFailed(f"{case}: no evaluation after step {case.steps}; end of the output: {output[-4000:]}")
     reports = [line.removeprefix(REPORT) for line in output.splitlines() if line.startswith(REPORT)]
     return {
         **case._asdict(),
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--task", default="gpt2")
     parser.add_argument("--scales", nargs="+", type=float, default=SCALES)
     parser.add_argument("--links", nargs="+", default=LINKS)
-    parser.add_argument("--methods", nargs="+", help="beginnings of the names of methods; all if not given")
+    parser.add_argument("--methods", nargs="+", help="methods to run, each by the beginning of its name (default: all)")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()

@@ -115,20 +115,32 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("docs/measurements/tta.json"))
     parser.add_argument("--json", type=Path, default=Path("docs/measurements/judgement.json"))
     parser.add_argument("--adaptive", default="goodput:ladder@2-1000")
-    parser.add_argument("--among", nargs="*", default=(), help="static methods to pick from; all of the matrix's")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--cells", nargs="+", metavar="TASK/LINK", help="only these; all of the matrix's")
     parser.add_argument(
-        "--limit", type=float, default=RunMatrix.limit, help="times the limit at which a run is given up"
+        "--among",
+        nargs="*",
+        default=(),
+        help="static methods among which the best is selected (default: all in --runs)",
     )
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many")
-    parser.add_argument("--mixed", action="store_true", help="put runs of several commits into the table, and say so")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--cells", nargs="+", metavar="TASK/LINK", help="tasks and links to run (default: all in --runs)"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=RunMatrix.limit,
+        help="stop a run after this multiple of the reference run's time to the target",
+    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after this many minutes")
+    parser.add_argument("--mixed", action="store_true", help="allow runs of several commits in the table, with a note")
     arguments = parser.parse_args()
     time_is_up = until(arguments.minutes)
     picked_from = record.read([arguments.runs])
     best = best_static(picked_from, arguments.among)
     if unknown := set(arguments.cells or ()) - {"/".join(cell) for cell in best}:
-        parser.error(f"--cells: {', '.join(sorted(unknown))} not in {arguments.runs}; it has, e.g., charlm/100mbit")
+        parser.error(
+            f"--cells: {arguments.runs} has no {', '.join(sorted(unknown))}; give task and link, such as charlm/100mbit"
+        )
     best = {cell: method for cell, method in best.items() if not arguments.cells or "/".join(cell) in arguments.cells}
     for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds):
         for (task, link), method in best.items():

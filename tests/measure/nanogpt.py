@@ -218,7 +218,7 @@ def patched(text: str, made: Iterable[Edit]) -> str:
         count = text.count(edit.old)
         if count != 1:
             raise SettingsError(
-                f"train.py: {edit.old.strip()!r} stands there {count} times, and once is needed ({edit.why}); use a "
+                f"train.py: {edit.old.strip()!r} occurs {count} times instead of once (edit: {edit.why}); use a "
                 "clone of nanoGPT at commit 3adf61e1"
             )
         text = text.replace(edit.old, edit.new)
@@ -268,7 +268,9 @@ def run(clone: Path, case: Case, settings: Configuration) -> dict[str, Any]:
         seconds = time.monotonic() - began
     curve = [[int(step), float(train), float(val)] for step, train, val in EVALUATED.findall(output)]
     if not curve or curve[-1][0] != settings.max_iters:
-        raise RuntimeError(f"{case.words}: no evaluation after step {settings.max_iters}; it said: {output[-6000:]}")
+        raise RuntimeError(
+            f"{case.words}: no evaluation after step {settings.max_iters}; end of the output: {output[-6000:]}"
+        )
     counted = re.search(r"num decayed .*?([\d,]+) parameters\nnum non-decayed .*?([\d,]+) parameters", output)
     assert counted
     reports = [line.removeprefix(REPORT) for line in output.splitlines() if line.startswith(REPORT)]
@@ -311,8 +313,8 @@ def launched(folder: Path, arguments: Sequence[str], case: Case) -> str:
         said.seek(0)
         output = said.read()
     if code != 0:
-        ended = f"did not end in {PATIENCE} s" if code is None else f"ended with {code}"
-        raise RuntimeError(f"{case.words}: torchrun {ended}; it said: {output[-6000:]}")
+        ended = f"did not end in {PATIENCE} s" if code is None else f"ended with exit status {code}"
+        raise RuntimeError(f"{case.words}: torchrun {ended}; end of the output: {output[-6000:]}")
     return output
 
 
@@ -398,12 +400,14 @@ def measure(clone: Path, path: str, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("clone", type=Path, help="a clone of github.com/karpathy/nanoGPT")
+    parser.add_argument("clone", type=Path, help="folder of a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--json", default="docs/measurements/nanogpt.json")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=Configuration.max_iters)
-    parser.add_argument("--defaults", action="store_true", help="also outer steps with what goodput chooses")
-    parser.add_argument("--show", help="print train.py with the edits for a method ('hook, 2 bits')")
+    parser.add_argument("--defaults", action="store_true", help="also run outer steps whose candidates goodput chooses")
+    parser.add_argument(
+        "--show", help="measure nothing, print train.py with the edits for a method, such as 'hook, 2 bits'"
+    )
     options = parser.parse_args()
     if options.show:
         method = {one.name: one for one in (*METHODS, *DEFAULTS)}[options.show]

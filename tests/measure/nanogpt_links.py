@@ -136,7 +136,9 @@ def run(clone: Path, case: Case, steps: int, link: str) -> dict[str, Any]:
         sent = network.interface_bytes(0)[0]
     curve = [(int(step), float(loss), float(seconds)) for step, _, loss, seconds in SEEN.findall(output)]
     if not curve or curve[-1][0] != settings.max_iters:
-        raise RunFailed(f"{case.words}: no evaluation after step {settings.max_iters}; it said: {output[-4000:]}")
+        raise RunFailed(
+            f"{case.words}: no evaluation after step {settings.max_iters}; end of the output: {output[-4000:]}"
+        )
     reports = [line.removeprefix(REPORT) for line in output.splitlines() if line.startswith(REPORT)]
     return {
         "method": case.method.name,
@@ -170,7 +172,7 @@ def trained(
         network: hosts of the ranks.
         schedule: changes of the link, from the program's line ``BEGINS`` on.
         environment: more environment variables of the program.
-        given_up: says whether to end the program now.
+        given_up: function without arguments that returns True if the program is to end now.
 
     Raises:
         RunFailed: it failed, said nothing for ``SILENCE`` seconds, or was given up.
@@ -202,7 +204,8 @@ def trained(
     texts = [path.read_text(errors="replace") for path in outputs]
     if any(process.returncode for process in ranks):
         codes = [process.returncode for process in ranks]
-        raise RunFailed(f"the program ended with {codes}; ranks said: {' | '.join(text[-2000:] for text in texts)}")
+        ends = " | ".join(text[-2000:] for text in texts)
+        raise RunFailed(f"the ranks ended with exit statuses {codes}; ends of their outputs: {ends}")
     return texts[0]
 
 
@@ -218,7 +221,8 @@ def _wait(
             if BEGINS in output.read_text(errors="replace"):
                 schedule.follow()
         if time.monotonic() - news > SILENCE:
-            raise RunFailed(f"the program said nothing for {SILENCE:g} s: {output.read_text(errors='replace')[-2000:]}")
+            end = output.read_text(errors="replace")[-2000:]
+            raise RunFailed(f"the program printed nothing for {SILENCE:g} s; end of its output: {end}")
         if given_up():
             raise RunFailed("ended: another run that took turns with it failed, or the measurement was stopped")
         if any(process.poll() for process in ranks):
@@ -337,10 +341,10 @@ def seconds_of(row: dict[str, Any], target: float) -> str:
 
 def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/nanogpt_links.json")
-    parser.add_argument("clone", type=Path, help="a clone of github.com/karpathy/nanoGPT")
+    parser.add_argument("clone", type=Path, help="folder of a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=STEPS, help="in which the learning rate decays")
-    parser.add_argument("--show", help="print train.py with the edits for a method ('every=1'), measure nothing")
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of steps in which the learning rate decays")
+    parser.add_argument("--show", help="measure nothing, print train.py with the edits for a method, such as 'every=1'")
     options = parser.parse_args()
     if options.show:
         method = {one.name: one for one in METHODS}[options.show]

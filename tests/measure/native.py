@@ -55,7 +55,7 @@ class Model:
     """A model that trains by turns with others.
 
     Attributes:
-        step: makes a training step, given its number.
+        step: function that takes the number of a step, and makes that training step.
         compressor: what is attached; ``None`` without gravac.
         numbers: numbers of the steps to come.
     """
@@ -195,8 +195,8 @@ def main() -> int:
     if sys.argv[1:2] == [RANK]:
         return rank_main(trains, sys.argv[1:])
     parser = parser_of(__doc__, "docs/measurements/native.json")
-    parser.add_argument("--cycles", type=int, help="of each task; as many as its steps need")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of a block")
+    parser.add_argument("--cycles", type=int, help="number of cycles of each task (default: depends on the task)")
+    parser.add_argument("--steps", type=int, default=20, help="number of timed steps of a block")
     parser.add_argument("--tasks", nargs="+", default=tuple(TASKS), choices=tuple(TASKS))
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()

@@ -55,7 +55,7 @@ class Workload:
 
     Attributes:
         optimizer: optimizer of the model's parameters.
-        loss: makes the loss of a step, by the step's number.
+        loss: function that takes the number of a step, and returns the training loss of that step, a scalar tensor.
         compressor: attached to the model.
     """
 

@@ -136,7 +136,7 @@ def main(of: Callable[[Iterable[int], Iterable[int]], Iterable[Case]] = cases, n
     """Run what a command line asks for.
 
     Args:
-        of: what is run, by seeds and numbers of ranks.
+        of: function that takes seeds and numbers of ranks, and returns the cases to run.
         name: of the record.
     """
     parser = argparse.ArgumentParser(description=__doc__)

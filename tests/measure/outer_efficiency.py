@@ -211,13 +211,15 @@ def tuning(numbers: Sequence[int] = EVERY, ranks: Sequence[int] = (2,)) -> Itera
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="docs/measurements/outer_efficiency.json")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this many minutes")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=[*SETUPS], choices=[*SETUPS])
     parser.add_argument("--sent", nargs="+", default=[*SENT], choices=[*SENT])
     parser.add_argument("--every", type=int, nargs="+", default=EVERY)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
-    parser.add_argument("--rate", type=float, help="of the outer optimizer; if not given, that of the recorded runs")
+    parser.add_argument(
+        "--rate", type=float, help="learning rate of the outer optimizer (default: that of the recorded runs)"
+    )
     parser.add_argument("--tune", action="store_true", help="tune the outer optimizer, too")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()

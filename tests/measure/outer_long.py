@@ -98,7 +98,9 @@ def main() -> None:
     parser.add_argument("--draw", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
-    parser.add_argument("--rate", type=float, help="of the outer optimizer; if not given, that of the recorded runs")
+    parser.add_argument(
+        "--rate", type=float, help="learning rate of the outer optimizer (default: that of the recorded runs)"
+    )
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     book = Book(arguments.json)

@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("docs/measurements/tta.json"))
     parser.add_argument("--json")
-    parser.add_argument("--mixed", action="store_true", help="count runs of several commits together, and say so")
+    parser.add_argument("--mixed", action="store_true", help="allow runs of several commits, with a note")
     arguments = parser.parse_args()
     there = record.read([arguments.runs])
     print(record.commits_of([arguments.runs], there, arguments.mixed))

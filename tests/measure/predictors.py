@@ -140,11 +140,15 @@ def _flat(model: torch.nn.Module) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="docs/measurements/predictors.json")
-    parser.add_argument("--progress", default="docs/measurements/progress.json", help="record of learning rates")
+    parser.add_argument(
+        "--progress",
+        default="docs/measurements/progress.json",
+        help="file with the results from which learning rates are taken",
+    )
     parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
     parser.add_argument("--nanogpt", help="folder of a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
+    parser.add_argument("--steps", type=int, default=10**9, help="maximum number of steps of a run, to try the program")
     arguments = parser.parse_args()
     known, book = read(Path(arguments.progress)), Book(arguments.json)
     ran = {(row["program"], row["rate"]) for row in book.rows}

@@ -319,7 +319,7 @@ def run(
     Args:
         one: what to run.
         environment: more environment variables of the program.
-        given_up: says whether to end the program now.
+        given_up: function without arguments that returns True if the program is to end now.
 
     Raises:
         RunFailed: the program failed, or did not evaluate to its end.
@@ -338,7 +338,9 @@ def run(
         sent = network.interface_bytes(0)[0]
     curve = [(int(step), float(loss), float(seconds)) for step, _, loss, seconds in SEEN.findall(output)]
     if not curve or curve[-1][0] != total:
-        raise RunFailed(f"{program.name}, {method}: no evaluation after step {total}; it said: {output[-4000:]}")
+        raise RunFailed(
+            f"{program.name}, {method}: no evaluation after step {total}; end of the output: {output[-4000:]}"
+        )
     reports = [line.removeprefix(REPORT) for line in output.splitlines() if line.startswith(REPORT)]
     return {
         **one.identity,
@@ -762,11 +764,13 @@ def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/programs_links.json")
     parser.add_argument("--nanogpt", type=folder, help="folder of a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--examples", type=folder, help="folder of a clone of github.com/pytorch/examples")
-    parser.add_argument("--programs", nargs="+", help="beginnings of the names of programs; all if not given")
+    parser.add_argument(
+        "--programs", nargs="+", help="programs to run, each by the beginning of its name (default: all)"
+    )
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
-    parser.add_argument("--methods", nargs="+", help="beginnings of the names of methods; all if not given")
+    parser.add_argument("--methods", nargs="+", help="methods to run, each by the beginning of its name (default: all)")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
+    parser.add_argument("--steps", type=int, default=10**9, help="maximum number of steps of a run, to try the program")
     parser.add_argument("--show", nargs=2, metavar=("PROGRAM", "METHOD"), help="print train.py with a method's edits")
     options = parser.parse_args()
     every = programs(options.nanogpt, options.examples)

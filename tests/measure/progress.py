@@ -192,7 +192,7 @@ class Ranks:
         Args:
             step: number of the step.
             together: whether all ranks step by the mean of their gradients, else each by its own.
-            seen: called with each rank's gradients.
+            seen: function that is called with the gradients of each rank, in the order of the model's parameters.
         """
         losses = []
         for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
@@ -409,8 +409,8 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=["third", "best", "triple"], choices=["third", "best", "triple"])
     parser.add_argument("--nanogpt", help="folder of a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
-    parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this many minutes")
+    parser.add_argument("--steps", type=int, default=10**9, help="maximum number of steps of a run, to try the program")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     time_is_up, book = until(arguments.minutes), Book(arguments.json)

@@ -27,7 +27,7 @@ RANK = "--rank"
 """First argument of a rank's command line."""
 
 Say = Callable[[dict[str, Any]], None]
-"""Tells the measurement a row; of other ranks than 0 nothing is told."""
+"""Function that takes a row and tells it to the measurement; on other ranks than 0 it does nothing."""
 
 
 class RankFailed(RuntimeError):
@@ -77,7 +77,9 @@ def _read(ranks: Sequence["subprocess.Popen[bytes]"], folder: Path) -> Iterator[
     for rank, process in enumerate(ranks):
         if process.wait(60):
             words = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("rank*.log")))
-            raise RankFailed(f"rank {rank} ended with {process.returncode}; ranks said: {words}")
+            raise RankFailed(
+                f"rank {rank} ended with exit status {process.returncode}; ends of the ranks' outputs: {words}"
+            )
 
 
 def _end(ranks: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -94,7 +96,7 @@ def rank_main(function: Callable[[int, int, dict[str, Any], Say], None], argumen
     """Run one rank: ``function(rank, world, argument, say)``, with gloo set up.
 
     Args:
-        function: what the rank does.
+        function: function that does the rank's work; takes rank, number of ranks, argument and the function ``say``.
         arguments: the command line, beginning with ``RANK``.
     """
     rank, world, folder = int(arguments[1]), int(arguments[2]), Path(arguments[3])

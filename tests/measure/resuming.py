@@ -93,7 +93,7 @@ def resumable(measure: Callable[[], None]) -> int:
     try:
         measure()
     except KeyboardInterrupt:
-        print("\nstopped; what was measured is in the file, and the same command goes on", file=sys.stderr)
+        print("\nstopped; the file has the results so far, and the same command continues", file=sys.stderr)
         return 130
     return 0
 
@@ -108,5 +108,5 @@ def parser_of(documentation: str | None, path: str) -> argparse.ArgumentParser:
     """Return a parser with what all of these measurements take."""
     parser = argparse.ArgumentParser(description=documentation)
     parser.add_argument("--json", default=path)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start nothing after this many minutes")
     return parser

@@ -171,7 +171,9 @@ def table(now: Sources, before: Sources | None = None) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", metavar="COMMIT", help="count this commit's files too, and print both")
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="also count the files of this commit, and print both counts"
+    )
     options = parser.parse_args(arguments)
     now = here()
     try:

@@ -105,7 +105,7 @@ def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/slow_links.json")
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--short", action="store_true", help="a few steps a run, to try the program")
+    parser.add_argument("--short", action="store_true", help="make only a few steps in each run, to try the program")
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()
     trainings = [replace(training, steps=SHORT) if options.short else training for training in TRAININGS]

@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--sessions", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each method in a session")
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of steps of each method in a session")
     parser.add_argument("--link", default=UNTHROTTLED)
     parser.add_argument("--tasks", nargs="+", default=tuple(TASKS))
     parser.add_argument("--methods", nargs="+", default=METHODS)

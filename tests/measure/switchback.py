@@ -274,7 +274,11 @@ def _least_squares(progress: "np.ndarray[Any, Any]", losses: "np.ndarray[Any, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="docs/measurements/switchback.json")
-    parser.add_argument("--progress", default="docs/measurements/progress.json", help="record of learning rates")
+    parser.add_argument(
+        "--progress",
+        default="docs/measurements/progress.json",
+        help="file with the results from which learning rates are taken",
+    )
     parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
     parser.add_argument("--rates", nargs="+", default=["best", "third"], choices=["third", "best", "triple"])
     parser.add_argument("--nanogpt", help="folder of a clone of github.com/karpathy/nanoGPT")
@@ -282,7 +286,7 @@ def main() -> None:
     parser.add_argument("--settle", type=int, default=30)
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this many minutes")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     time_is_up, book = until(arguments.minutes), Book(arguments.json)

@@ -149,8 +149,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("docs/measurements/switching.json"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--mixed", action="store_true", help="put rows of several commits into the table, and say so")
-    parser.add_argument("--table", action="store_true", help="run nothing, print what the file holds")
+    parser.add_argument("--mixed", action="store_true", help="allow rows of several commits in the table, with a note")
+    parser.add_argument("--table", action="store_true", help="run nothing, print the results in the file")
     arguments = parser.parse_args()
     book = Book(arguments.json)
     if not arguments.table:

@@ -39,7 +39,7 @@ from tests.measure.rendering import render
 from tests.torch_fsdp import page
 
 Table = tuple[str, Callable[[], str]]
-"""The record's name, and what makes Markdown of it."""
+"""The record's name, and a function without arguments that returns the table, as Markdown."""
 
 REPORT = "gravac report"
 """The table that stands between marks of its own."""
@@ -192,7 +192,7 @@ def insert(text: str, name: str, table: str) -> str:
 def missing(record: str) -> str | None:
     """What is said of a record that is not there."""
     path = published.FOLDER / f"{record}.json"
-    return None if path.exists() else f"{path}: there is no such record; make measure-{record.replace('_', '-')}"
+    return None if path.exists() else f"{path}: the record is missing; run make measure-{record.replace('_', '-')}"
 
 
 def table_text(table: Table) -> str:
@@ -221,8 +221,8 @@ def main(arguments: list[str] | None = None) -> int:
     from tests.measure import check
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, tell what is wrong")
-    parser.add_argument("--mixed", action="store_true", help="put rows of several commits into one table, and say so")
+    parser.add_argument("--check", action="store_true", help="write nothing, print what is wrong")
+    parser.add_argument("--mixed", action="store_true", help="allow rows of several commits in one table, with a note")
     options = parser.parse_args(arguments)
     published.MIXED[0] = options.mixed
     try:
@@ -230,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
         faults = [fault for document in DOCUMENTS for fault in find_faults(document)]
     except SettingsError as error:
         faults = [str(error)]
-    print("\n".join(dict.fromkeys(faults)) or "every figure is that of its record")
+    print("\n".join(dict.fromkeys(faults)) or "every figure in the documents is that of its record")
     print(f"\nnot covered: {check.NOT_COVERED}")
     return 1 if faults else 0
 

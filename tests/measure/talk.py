@@ -126,8 +126,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=tuple(TASKS))
     parser.add_argument("--link", default="100mbit")
-    parser.add_argument("--table", action="store_true", help="run nothing, print what the file holds")
-    parser.add_argument("--mixed", action="store_true", help="put runs of several commits into the table, and say so")
+    parser.add_argument("--table", action="store_true", help="run nothing, print the results in the file")
+    parser.add_argument("--mixed", action="store_true", help="allow runs of several commits in the table, with a note")
     arguments = parser.parse_args()
     for task in () if arguments.table else arguments.tasks:
         scale, budget, limit = TASKS[task]

@@ -42,7 +42,9 @@ def wait_for_turn() -> None:
     deadline = time.monotonic() + LONGEST
     while waiting.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no turn in {LONGEST:g} s: the measurement that gives them has ended")
+            raise TimeoutError(
+                f"this run got no turn for {LONGEST:g} s: the measurement that gives the turns has ended"
+            )
         time.sleep(POLL)
 
 

@@ -281,7 +281,7 @@ def median(steps: Sequence[Walk]) -> int:
 def main() -> None:
     """Profile, print, and keep the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="keep the record in this file")
+    parser.add_argument("--json", metavar="FILE", help="write the record to this file")
     arguments = parser.parse_args()
     entries = processes(profiled, 2)[0]
     steps, later = [walk(step) for step in entries], [walk(from_averaging(step)) for step in entries]

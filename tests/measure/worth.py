@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this many minutes")
     arguments = parser.parse_args()
     time_is_up, book = until(arguments.minutes), Book(arguments.json)
     todays()  # the machine's speed, before workers take it

@@ -57,7 +57,7 @@ def test_every_part_has_a_name_of_its_own_and_a_module() -> None:
 
 def test_what_a_bare_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "NEEDED", ("torch", "no_such_module", "nor_this"))
-    assert command.unfit().startswith("cannot import no_such_module, nor_this: put ")
+    assert command.unfit().startswith("cannot import no_such_module, nor_this: put the folder")
 
 
 def test_parts_need_no_more_than_is_asked_for() -> None:

@@ -124,7 +124,8 @@ def exchange_codes(
         codes: this rank's codes: uint8, flat, each below ``2 ** bits``.
         scales: scales of this rank's codes, of any shape.
         bits: bits per code on the wire.
-        decode: ``decode(codes, scales)`` returns the numbers that one rank's codes represent, flat.
+        decode: function that takes one rank's codes and scales, with shapes and dtypes like ``codes`` and ``scales``,
+            and returns the numbers that the codes represent: flat, one number per code.
         ctx: the tensor's context.
     """
     packed, all_scales = yield AllGather(pack(codes, bits), scales)

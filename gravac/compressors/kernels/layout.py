@@ -27,7 +27,8 @@ def require_flat(
             continue
         if tensor.shape != (elements,) or not tensor.is_contiguous():
             raise ValueError(
-                f"{name}: its shape is {list(tensor.shape)}; give a contiguous tensor of shape [{elements}]"
+                f"{name}: the kernel cannot use shape {list(tensor.shape)} with strides {list(tensor.stride())}; give "
+                f"a contiguous tensor of shape [{elements}]"
             )
         if tensor.dtype not in dtypes:
             raise ValueError(f"{name}: its dtype is {tensor.dtype}; use one of {', '.join(map(str, dtypes))}")

@@ -186,14 +186,13 @@ def encode(
         that is not finite has arbitrary codes.
 
     Raises:
-        ValueError: a tensor has another shape or dtype, or is not contiguous; or kernels cannot code such blocks.
+        ValueError: a tensor has another shape or dtype, or is not contiguous; or ``block`` is out of range.
     """
+    require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
     if not fits(gradient.dtype, block):
         raise ValueError(
-            f"block: {block} numbers of {gradient.dtype} do not fit a kernel; use a multiple of 8 up to {MAX_BLOCK}, "
-            f"in one of {', '.join(map(str, GRADIENTS))}"
+            f"block: {block} numbers per block, which the kernel cannot encode; use a multiple of 8 up to {MAX_BLOCK}"
         )
-    require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
     require_flat(gradient.numel(), RESIDUALS, residual=residual)
     require_flat(gradient.numel(), decoded=decoded, unsent=unsent)
     shard_blocks = -(-gradient.numel() // (block * shards))

@@ -122,7 +122,7 @@ def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
     else:
         shapes = [tuple(shape) for shape in model]
     if not shapes:
-        raise ValueError(f"model: {type(model).__name__} has no parameter to train; give a model that has")
+        raise ValueError(f"model: {type(model).__name__} has no parameter to train; give a model with such parameters")
     return shapes
 
 
@@ -167,7 +167,10 @@ def candidates(
             ]
             selected_pairs += [(compressor, cf) for cf in nearby_cfs]
     if not selected_pairs:
-        raise ValueError(f"cf: none of the compressors supports any of {list(cfs or USUAL_CFS)}; try --cf 10 32 100")
+        raise ValueError(
+            f"cf: the selected compressors support none of the compression factors {list(cfs or USUAL_CFS)}; try "
+            "10, 32 and 100"
+        )
     return selected_pairs
 
 

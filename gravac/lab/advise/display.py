@@ -36,7 +36,7 @@ MAX_ROWS = 10
 """Number of choices (rows) in the table, unless the user requests all."""
 
 NOT_MEASURED = (
-    "All numbers are predicted, not measured. With the first line of code gravac measures them while training; "
+    'All numbers are predicted, not measured. With the line after "in code:" gravac measures while training; '
     "gravac bench tta measures the time to an accuracy."
 )
 """Text that tells the user that all numbers are predictions."""

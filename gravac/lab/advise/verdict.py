@@ -133,7 +133,12 @@ def safest(choices: Sequence[Option]) -> Option:
 
 
 def _lowest_cf_near_maximum(choices: Sequence[Option], progress: Callable[[Option], float]) -> Option:
-    """Return the option of lowest CF among the options whose ``progress`` is within 5 % of the maximum."""
+    """Return the option of lowest CF among the options whose progress is within 5 % of the maximum.
+
+    Args:
+        choices: options to select from.
+        progress: function that takes an option and returns its progress per second, relative to 16 bit in each step.
+    """
     max_progress = max(map(progress, choices))
     near_maximum = (choice for choice in choices if progress(choice) >= 0.95 * max_progress)
     return min(near_maximum, key=lambda choice: (choice.cf, -progress(choice)))

@@ -92,7 +92,8 @@ class Contender:
     Attributes:
         name: name of the compressor.
         cf: requested compression factor.
-        make: function of (rank, world) that creates a simulated rank, which averages with the compressor.
+        make: function that takes the number of a rank and the number of ranks, and returns a new simulated rank, which
+            averages with the compressor.
         host_waits: whether the host waits for the GPU while encoding; ``None``: not known.
     """
 
@@ -154,5 +155,10 @@ def _gravac_rank(compressor: Compressor, cf: float) -> MakeRank:
 
 
 def _torch_rank(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
-    """Return a function that creates a rank that averages with plain PyTorch code at a CF."""
+    """Return a function that creates a rank that averages with plain PyTorch code at a CF.
+
+    Args:
+        make: class of the rank, called with the compression factor and the number of ranks.
+        cf: compression factor.
+    """
     return lambda rank, world: make(cf, world)

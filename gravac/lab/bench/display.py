@@ -67,8 +67,8 @@ def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
     """Return a table with a line for each compressor and CF. Times are given as time / time to copy the tensor once."""
     tensors_text = bench.model or " x ".join(map(str, bench.shapes[0]))
     title = (
-        f"{tensors_text}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the "
-        "tensor"
+        f"{tensors_text}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times as multiples of "
+        "the time of a copy"
     )
     rich_table = Table(title=title, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     rich_table.add_column("\ncompressor", no_wrap=True)
@@ -112,7 +112,7 @@ def _contender_title(contender: Contender) -> str:
 
 def _result_line(row: BenchRow) -> str:
     return (
-        f"{row.compressor} {row.cf:.4g}x: {row.total_over_copy:.1f} copies "
+        f"{row.compressor} {row.cf:.4g}x: {row.total_over_copy:.1f} times as long as a copy "
         f"({row.total_over_copy_low:.1f} to {row.total_over_copy_high:.1f}), "
         f"gain {row.gain:.4f}, wire ratio {row.wire_ratio:.4g}"
     )

@@ -214,7 +214,8 @@ def _run_step(
         shape: shape of the tensor.
         step: number of the step, from 0.
         ledgers: ledgers that count the bytes of each rank; empty: bytes are not counted.
-        wrap: function that wraps rank 0's generator of collectives, to time its code or record its results.
+        wrap: function that takes rank 0's generator of collectives, and returns a generator that yields the same
+            collectives and passes their results on; used to time the code or to record the results.
     """
     rank_rounds = [rank.average(buffer, shape, step) for rank, buffer in zip(ranks, buffers, strict=True)]
     memory.run([wrap(rank_rounds[0]), *rank_rounds[1:]], ledgers)

@@ -69,7 +69,7 @@ class Rank(Protocol):
 
 
 MakeRank = Callable[[int, int], Rank]
-"""Function of (rank, world) that creates a rank."""
+"""Function that takes the number of a rank and the number of ranks, and returns a new simulated rank."""
 
 
 class GravacRank:
@@ -194,4 +194,7 @@ TORCH_RANKS: dict[str, Callable[[float, int], Rank]] = {
     "torch.topk": TorchTopK,
     "torch PowerSGD": TorchPowerSGD,
 }
-"""Classes of the ranks with plain PyTorch code, by the name that the bench shows; called with (cf, world)."""
+"""Classes of the ranks with plain PyTorch code, by the name that the bench shows.
+
+A class is called with the compression factor and the number of ranks, and returns a new simulated rank.
+"""

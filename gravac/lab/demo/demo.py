@@ -133,9 +133,10 @@ def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
         console.print(f"Link: {link}, in network namespaces shaped by tc.", highlight=False, soft_wrap=True)
     else:
         console.print(f"Link: {link}: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
+    interrupt_effect = "stops the demo and removes the links" if reason is None else "stops the demo"
     console.print(
         f"Training a character-level transformer on Python's own source, {demo.seconds:g} s with each of these "
-        f"methods: {', '.join(LABELS.values())}. Ctrl-C stops the demo and removes the links.",
+        f"methods: {', '.join(LABELS.values())}. Ctrl-C {interrupt_effect}.",
         highlight=False,
         soft_wrap=True,
     )

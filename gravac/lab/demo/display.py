@@ -180,7 +180,7 @@ def show_result(
         console.print(verdict + suffix, style="bold", highlight=False, soft_wrap=True, markup=False)
     if comparison.equal_seconds < 30:
         console.print(
-            "The runs are too short to compare: whether compression pays shows after minutes. Use --seconds 60.",
+            "The runs are too short to show whether compression pays. Use --seconds 60 or more.",
             highlight=False,
         )
     for method in ("adaptive", "adaptive-100"):
@@ -202,7 +202,7 @@ def _show_changes(console: Console, outcome: DemoOutcome, suffix: str) -> None:
     """
     fractions = outcome.fraction_by_mode()
     modes = ", ".join(f"{fractions[mode]:.0%} {text}" for mode, text in MODE_TEXTS.items() if fractions.get(mode))
-    heading = f"\nDecisions of {outcome.label}{suffix} that changed the candidate; of its steps {modes}:"
+    heading = f"\nDecisions of {outcome.label}{suffix} that changed the candidate (steps: {modes}):"
     console.print(heading, highlight=False, soft_wrap=True, markup=False)
     changes, half_count = outcome.cf_path, MAX_CHANGES // 2
     is_too_long = len(changes) > MAX_CHANGES

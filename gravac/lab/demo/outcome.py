@@ -142,8 +142,8 @@ class Comparison:
         adaptive_s, dense_s = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
         if not adaptive_s or not dense_s:
             return f"With every=1 gravac won: {loss_text}."
-        speed_up_text = f"{dense_s / adaptive_s:.1f} times as fast"
-        return f"With every=1 gravac won: {loss_text}. It reached the final loss of float16 {speed_up_text}."
+        speed_up_text = f"{dense_s / adaptive_s:.1f} times as fast as float16"
+        return f"With every=1 gravac won: {loss_text}. gravac reached the final loss of float16 {speed_up_text}."
 
     def verdict_of_outer_steps(self) -> str:
         """Return a text that says whether allowing outer steps (up to 100 steps between exchanges) lowered the loss.

@@ -19,7 +19,7 @@ EXAMPLE_PARAMETERS = 100e6
 
 MEMORY_SETTINGS = (
     'OuterSettings(anchor_dtype="bfloat16") halves the anchor, offload=True keeps it in CPU memory, fragments=8 sends '
-    "an eighth at a time"
+    "an eighth of the model at a time"
 )
 """Text about settings that reduce the memory of outer steps."""
 
@@ -50,7 +50,9 @@ def describe_facts(facts: Facts, check: Check | None) -> str:
         ("environment", ", ".join(variable_settings) or "no variable is set that changes how ranks connect"),
         (
             "emulated links",
-            "possible, for gravac demo and bench" if facts.links is None else f"impossible: {facts.links}",
+            "possible, for gravac demo, bench tta and calibrate"
+            if facts.links is None
+            else f"impossible: {facts.links}",
         ),
     ]
     if check is not None:
@@ -62,9 +64,9 @@ def describe_facts(facts: Facts, check: Check | None) -> str:
             lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense step"))
         feature = "native and outer steps" if check.mesh is None else "models in shards"
         names_text = (
-            f"all names that {feature} need"
+            f"all private attributes that {feature} use"
             if check.lacks is None
-            else f"not all names that {feature} need: {check.lacks}"
+            else f"not all private attributes that {feature} use: {check.lacks}"
         )
         lines.append(("torch has", names_text))
         path = "loopback, no network" if check.loopback else "between the ranks"
@@ -129,7 +131,10 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
     if facts.devices and facts.optional.get("triton") is None:
         recommendations.append("triton is missing: on a GPU, quantizers run as many small kernels; pip install triton")
     if facts.links is not None:
-        recommendations.append(f"gravac demo and bench tta slow their link down by sleeping, since {facts.links}")
+        recommendations.append(
+            "gravac demo and bench tta slow exchanges down by sleeping, instead of emulating links, since "
+            f"{facts.links}"
+        )
     if any(facts.optional.get(name) is None for name in ("rich", "matplotlib")):
         recommendations.append("gravac demo, bench, advise and report need more packages: pip install 'gravac[lab]'")
     return recommendations
@@ -167,7 +172,7 @@ def _rank_advice(check: Check) -> list[str]:
     if check.replica_hosts > 1:
         recommendations.append(
             f"the ranks of a replica run on {check.replica_hosts} machines, so torch sends weights and gradients "
-            "within a replica over the network, too. gravac compresses none of these; if a replica fits on one "
-            "machine, give a mesh of as many replicas as machines"
+            "within a replica over the network, too. gravac compresses only what replicas exchange with each other; if "
+            "a replica fits on one machine, give a mesh of as many replicas as machines"
         )
     return recommendations

@@ -23,7 +23,7 @@ from gravac.lab.links.rates import HIGHEST_RATE, LOWEST_RATE, UNITS, format_rate
 UNTHROTTLED = "unthrottled"
 """Text of a link, or of one direction of a link, whose rate is not limited."""
 
-PACED = "paced, not a real link"
+PACED = "paced, no emulated link"
 """Text that marks results of runs without an emulated link, in which exchanges slept to imitate a slow link."""
 
 EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit,rank1:20mbit, 100mbit+20ms+0.1% or unthrottled"
@@ -86,12 +86,15 @@ class Link:
 
     def __post_init__(self) -> None:
         if not self.phases or self.phases[0].at_seconds != 0:
-            raise ValueError(f"link: the first phase must begin at 0 s, {EXAMPLES}")
+            raise ValueError(
+                f"link: {str(self)!r} has no rates for its first seconds; give a first phase that begins at 0 s, "
+                "such as 1gbit,30s:50mbit"
+            )
         ranks = [rank for rank, _ in self.of_ranks]
         if any(following <= previous for previous, following in pairwise([-1, *ranks])):
             raise ValueError(
-                f"link: {str(self)!r} names its ranks twice or not in ascending order; use each once, such as "
-                "100mbit,rank0:20mbit,rank1:50mbit"
+                f"link: {str(self)!r} names a rank twice, or ranks in descending order; name each rank once, in "
+                "ascending order, such as 100mbit,rank0:20mbit,rank1:50mbit"
             )
         times = [phase.at_seconds for phase in self.phases]
         for previous, time in pairwise(times):
@@ -211,7 +214,7 @@ def _parse_rates(rates: str, text: str) -> Phase:
         rate = _parse_rate(down)
         return Phase(0.0, rate, _parse_rate(up) if slash else rate)
     except ValueError as error:
-        raise ValueError(f"link: {text!r}: {error}; a link is {EXAMPLES}") from None
+        raise ValueError(f"link: {text!r}: {error}; give a link {EXAMPLES}") from None
 
 
 def _parse_rate(text: str) -> float | None:

@@ -80,7 +80,8 @@ def _plot_curves(
         axes: axes to plot into.
         section: section of the report, which has the runs.
         looks: colour, line style and marker of each method.
-        x_of_run: function that returns the x coordinate of each point of a run's curve.
+        x_of_run: function that takes the record of a run and returns the x coordinate of each point of its curve;
+            empty: the run is not plotted.
     """
     metrics: list[float] = []
     for row in section.rows:

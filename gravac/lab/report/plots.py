@@ -247,7 +247,10 @@ def _number_changes(axes: Axes, positions: Sequence[float], end: float) -> None:
 
 
 Phase = tuple[str, str, Callable[[Split], float | None]]
-"""Phase of a step: colour, label, and a function that returns the phase's seconds, or ``None`` if not known."""
+"""Phase of a step: colour, label, and a function that takes the ``split`` of a run and returns the phase's seconds.
+
+The function returns ``None`` if the seconds are not known.
+"""
 
 _SEQUENTIAL_PHASES: tuple[Phase, ...] = (
     ("#56b4e9", "compute", lambda split: split.compute),
@@ -300,7 +303,7 @@ def _median_ms(row: ReportRow, get_seconds: Callable[[Split], float | None]) -> 
 
     Args:
         row: the method's runs.
-        get_seconds: function that returns the phase's seconds from a run's ``split``; ``None`` if not recorded.
+        get_seconds: function that takes a run's ``split`` and returns the phase's seconds; ``None`` if not recorded.
     """
     phase_seconds = [
         phase for run in row.runs if run.split is not None and (phase := get_seconds(run.split)) is not None

@@ -161,7 +161,10 @@ def notes(
             f"whose times do not compare. Report files of one target, such as {first_run.target:g}, at a time."
         )
     if len({run.paced for row in rows for run in row.runs}) > 1:
-        yield "This table mixes paced runs and runs on a real link, whose times do not compare. Report them separately."
+        yield (
+            "This table mixes paced runs and runs on an emulated link, whose times do not compare. Report these runs "
+            "separately."
+        )
     if len({run.seed for row in rows for run in row.runs}) == 1:
         yield "One seed only: how much these numbers vary by chance is not known. Add seeds."
     spread_methods = [f"{row.method} ({row.spread})" for row in rows if row.spread]

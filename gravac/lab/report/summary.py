@@ -205,6 +205,11 @@ def _row(
 
 
 def _median(runs: Iterable[TrainingRecord], get: Callable[[TrainingRecord], float | None]) -> float | None:
-    """Return the median over runs of the numbers that ``get`` returns; ``None`` if ``get`` returns no number."""
+    """Return the median over runs of the numbers that ``get`` returns; ``None`` if ``get`` returns no number.
+
+    Args:
+        runs: records of runs.
+        get: function that takes the record of a run and returns a number, or ``None`` if the record has no number.
+    """
     numbers = [number for number in map(get, runs) if number is not None]
     return statistics.median(numbers) if numbers else None

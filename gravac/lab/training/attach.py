@@ -60,7 +60,7 @@ def attach(
         if pace is not None:
             raise ValueError(
                 f"method: {method.text!r} of torchft cannot be paced, since gravac can slow down only its own "
-                "exchange; use another method, or real links"
+                "exchange; use another method, or emulated links"
             )
         return TorchftExchange(method, model, optimizer)
     run_settings: dict[str, Any] = {"samples_per_step": samples_per_step, "seed": seed, "pace": pace}
@@ -68,8 +68,8 @@ def attach(
     if method.matched_to is not None:
         if not choices:
             raise ValueError(
-                f"method: {method.text!r}: there are no choices of {method.matched_to} to repeat; run "
-                f"{method.matched_to} first"
+                f"method: {method.text!r} repeats the candidates that the controller of {method.matched_to} chose, but "
+                f"no such run has a record; first run {method.matched_to} on the same task and link, with the same seed"
             )
         is_name = isinstance(method.controller, str)
         inner_controller = CONTROLLERS[method.controller]() if is_name else method.controller

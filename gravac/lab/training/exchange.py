@@ -39,6 +39,10 @@ ALL_DECISIONS = 10**9
 """Setting ``history`` of compressors of the lab: more decisions than a run makes, so that all of them are kept."""
 
 _TORCH_HOOKS: dict[str, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
+"""Communication hooks of torch, by the method's text.
+
+DDP calls a hook with the process group and a bucket of gradients; the hook returns a future of the bucket's mean, flat.
+"""
 
 
 class Exchange:

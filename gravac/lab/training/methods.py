@@ -350,8 +350,8 @@ class Method:
         """
         if not adaptive_method.adaptive or adaptive_method.matched_to is not None:
             raise ValueError(
-                f"method: {text!r}: {adaptive_method.text!r} makes no choices to repeat; name an adaptive method, "
-                "such as matched:outer:ladder"
+                f"method: {text!r}: no controller chooses candidates in a run of {adaptive_method.text!r}, so that run "
+                f"has nothing to repeat; give an adaptive method after {MATCHED_PREFIX!r}, such as outer:ladder"
             )
         return replace(adaptive_method, text=text, matched_to=adaptive_method.text)
 
@@ -369,7 +369,7 @@ class Method:
         if self.base is None:
             raise ValueError(
                 f"method: {self.text!r} cannot be paced, since gravac can slow down only its own exchange; use another "
-                "method, or real links"
+                "method, or emulated links"
             )
         if self.controller:
             return {"base": self.base, "cf_range": self.cf_range, "controller": self.controller, **modes}

@@ -246,9 +246,14 @@ class TrainingRun:
             (self._folder / f"rank{number}.log").read_text(errors="replace").strip()
             for number in range(len(self._workers))
         ]
-        output = rank_outputs[rank] or next((text for text in rank_outputs if text), "(no output)")
+        output_ranks = [number for number in (rank, *range(len(rank_outputs))) if rank_outputs[number]]
         label = self._legs[self._leg_index].label
-        return RunFailed(f"{label}: worker {rank} {reason}. End of its output:\n{output[-2000:]}")
+        if not output_ranks:
+            return RunFailed(f"{label}: worker {rank} {reason}. No worker printed anything.")
+        output = rank_outputs[output_ranks[0]]
+        return RunFailed(
+            f"{label}: worker {rank} {reason}. End of worker {output_ranks[0]}'s output:\n{output[-2000:]}"
+        )
 
     def _kill(self) -> None:
         """Kill all workers and the processes that the workers started; wait until all workers have ended."""

@@ -39,7 +39,9 @@ def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: to
         ValueError: the task's attribute ``blocks`` is empty.
     """
     if not task.blocks:
-        raise ValueError(f"task: {task.name!r} has no blocks by which its model could be cut; use charlm or gpt2")
+        raise ValueError(
+            f"task: {task.name!r} has no blocks by which its model could be cut into shards; use charlm or gpt2"
+        )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # a slow import
 
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)

@@ -256,7 +256,7 @@ class ShuffledController:
             if remaining_rounds < block.rounds:
                 return _nearest_candidate(block, candidates)
             remaining_rounds -= block.rounds
-        raise AssertionError("position: no block has this round")
+        raise AssertionError(f"position: no block of the choices has round {position}, which is a bug of gravac")
 
 
 @dataclass(frozen=True)

@@ -410,7 +410,10 @@ def _mean_every(steps: int, exchange: Exchange | None) -> float | None:
 
 
 def _averaging_function(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
-    """Return the function that averages the times of steps: the median, or the mean for methods with local steps."""
+    """Return the function that averages the times of steps: the median, or the mean for methods with local steps.
+
+    The function takes the seconds of each step and returns their average, seconds.
+    """
     return statistics.median if exchange is None or exchange.every is None else statistics.fmean
 
 

@@ -116,8 +116,9 @@ class RunMatrix:
             )
         if self.more_seeds < 0:
             raise ValueError(f"more_seeds: {self.more_seeds} is below 0; use 2, or 0 for none")
-        if not (self.tasks and self.links and self.methods and self.seeds):
-            raise ValueError("tasks, links, methods, seeds: one of these is empty; give at least one of each")
+        for name in ("tasks", "links", "methods", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: () is empty; give at least one of the {name}")
         for task in self.tasks:
             self.task(task, 0)
         for text in self.links:
@@ -129,7 +130,9 @@ class RunMatrix:
                 )
             if self.factored and len(link.phases) > 1:
                 raise ValueError(
-                    f"link: {text!r} changes while training, so its runs cannot be factored; leave out factored"
+                    f"link: {text!r} changes its rate during training, so a run's time is not the number of steps x "
+                    "the time of a step, as factored computes the time; leave factored out, or use a link of constant "
+                    "rate such as 100mbit"
                 )
         for text in self.methods:
             method = Method.parse(text)
@@ -142,7 +145,8 @@ class RunMatrix:
                 )
         if self.times_each_seed and not self.factored:
             raise ValueError(
-                "times_each_seed: without factored, every seed runs in full anyway; leave times_each_seed out"
+                "times_each_seed: without factored, no time of a step is measured separately; set factored, too, or "
+                "leave times_each_seed out"
             )
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ValueError(f"json: {self.json.parent} is not a folder; make the folder first, or name another")
@@ -155,7 +159,8 @@ class RunMatrix:
             raise ValueError(f"mesh: {mesh} has {mesh.ranks} ranks, but at most {MAX_WORKERS} can run; use 2x2")
         if self.workers != mesh.ranks:
             raise ValueError(
-                f"workers: {self.workers} are not the {mesh.ranks} ranks of the mesh {mesh}; leave them out"
+                f"workers: {self.workers} is not {mesh.ranks}, the number of ranks of the mesh {mesh}; give "
+                f"{mesh.ranks}"
             )
         if self.paced:
             raise ValueError(

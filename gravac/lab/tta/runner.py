@@ -86,7 +86,7 @@ def finished_legs(
     Args:
         run: the session, whose workers have been started.
         legs: legs of the session, in order.
-        watch: function that is called with each event of rank 0.
+        watch: function that is called with each event of rank 0, in order; its result is not used.
 
     Raises:
         RunFailed: a leg failed. All earlier legs have been yielded.

@@ -48,7 +48,7 @@ def unfit() -> str:
     """Say in one line why nothing can be measured here; nothing where it can."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        return f"cannot import {', '.join(missing)}: put what they were unpacked to on PYTHONPATH"
+        return f"cannot import {', '.join(missing)}: put the folder that contains the packages on PYTHONPATH"
     import torch
 
     if not torch.cuda.is_available():

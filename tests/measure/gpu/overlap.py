@@ -37,7 +37,7 @@ class Link:
     Args:
         device: where tensors lie.
         rate: bytes per second.
-        sleep: has the present stream sleep for some seconds.
+        sleep: function that takes seconds, and lets the present stream sleep for that time.
 
     Attributes:
         seconds: what each message is to take.

@@ -66,7 +66,7 @@ def run_all(parts: Sequence[Part], seconds: float, kept: Callable[[list[Row]], N
     Args:
         parts: the parts.
         seconds: time for all of them; a part that it does not reach fails.
-        kept: given all rows so far as each part ends.
+        kept: function that is called with all rows so far when a part has ended.
     """
     until = time.monotonic() + seconds
     rows: list[Row] = []

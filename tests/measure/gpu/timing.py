@@ -22,8 +22,8 @@ class Work(NamedTuple):
     """Something to time.
 
     Attributes:
-        run: what is timed.
-        prepare: what goes before, and is not.
+        run: function to time, called without arguments.
+        prepare: function that is called before ``run``, without arguments, and is not timed.
     """
 
     run: Callable[[], object]

@@ -23,7 +23,7 @@ class Program:
     """A program, and how it is trained.
 
     Attributes:
-        make: makes the task, by seed, learning rate, and folder of nanoGPT's clone.
+        make: function that takes seed, learning rate, and folder of nanoGPT's clone, and returns the task.
         rates: learning rates that dense training is tried at, ascending, each about three times the one before.
         steps: number of training steps.
         clip: largest norm of a step's gradient; ``None``: it is not clipped.
@@ -46,7 +46,9 @@ def _of_lab(name: str, scale: float) -> Callable[[int, float, Path | None], Task
 
 def _nanogpt(seed: int, rate: float, clone: Path | None) -> Task:
     if clone is None:
-        raise ValueError("nanogpt: its model is in a clone of github.com/karpathy/nanoGPT; name one by --nanogpt")
+        raise ValueError(
+            "nanogpt: the model needs a clone of github.com/karpathy/nanoGPT; name the folder of a clone by --nanogpt"
+        )
     return NanoGPT(seed=seed, learning_rate=rate, clone=clone)
 
 

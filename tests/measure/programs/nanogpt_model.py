@@ -28,7 +28,9 @@ def cloned(clone: Path) -> ModuleType:
     if name not in sys.modules:
         file = clone / "model.py"
         if not file.is_file():
-            raise FileNotFoundError(f"nanogpt: {file} is missing; name a clone of github.com/karpathy/nanoGPT")
+            raise FileNotFoundError(
+                f"nanogpt: {file} is missing; name the folder of a clone of github.com/karpathy/nanoGPT"
+            )
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)

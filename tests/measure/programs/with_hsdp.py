@@ -38,7 +38,7 @@ def main() -> None:
         second = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env={**os.environ, SHARD: "1"})
         train(shard=0)
         if second.wait():
-            raise SystemExit(f"the rank of the second shard ended with {second.returncode}")
+            raise SystemExit(f"the rank of the second shard ended with exit status {second.returncode}")
     else:
         train(shard=1)
 
