@@ -20,7 +20,9 @@ def add(commands: Commands) -> None:
         "AdaptiveCompressor is expected to run. Measures nothing.",
     )
     parser.add_argument(
-        "--model", required=True, help="name of the model, such as resnet50, resnet101, vgg16, lstm or bert-base"
+        "--model",
+        required=True,
+        help="name of the model: resnet50, resnet101, vgg16, vgg19, lstm, bert-base or bert-large",
     )
     parser.add_argument(
         "--batch-seconds",

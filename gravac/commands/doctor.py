@@ -22,8 +22,8 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--model",
-        help="print the memory for this model, such as resnet50, vgg16, lstm or bert-base (default: in multiples of a "
-        "model's size)",
+        help="print the memory for resnet50, resnet101, vgg16, vgg19, lstm, bert-base or bert-large (default: in "
+        "multiples of a model's size)",
     )
     add_mesh(parser, "train in shards, and print the memory of a rank, and what a rank sends between replicas")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")

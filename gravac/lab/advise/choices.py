@@ -168,8 +168,8 @@ def candidates(
             selected_pairs += [(compressor, cf) for cf in nearby_cfs]
     if not selected_pairs:
         raise ValueError(
-            f"cf: the selected compressors support none of the compression factors {list(cfs or USUAL_CFS)}; try "
-            "10, 32 and 100"
+            f"cf: none of the compressors supports a compression factor near {list(cfs or USUAL_CFS)}; leave cf out, "
+            "or predict more compressors"
         )
     return selected_pairs
 

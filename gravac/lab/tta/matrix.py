@@ -125,8 +125,8 @@ class RunMatrix:
             link = parse_link(text)
             if self.paced and (len(link.phases) > 1 or link.delay_ms or link.loss_percent):
                 raise ValueError(
-                    f"link: {text!r} cannot be paced, since pacing only limits the rate; use a plain rate such as "
-                    "100mbit, or emulated links"
+                    f"link: {text!r} cannot be paced, since pacing imitates only a constant rate, not delay or loss; "
+                    "use a plain rate such as 100mbit, or emulated links"
                 )
             if self.factored and len(link.phases) > 1:
                 raise ValueError(
