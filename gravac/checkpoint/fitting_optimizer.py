@@ -121,7 +121,9 @@ def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | N
     if not isinstance(memory, torch.Tensor):
         if name == "step" and not (is_number(memory) and memory >= 0):
             raise misfit(path, f"is {describe(memory)}", "be a number of steps, 0 or more")
-        if name in PARAMETER_SHAPED and memory is not None:
+        # torch's SGD stores None before its first step with momentum; other optimizers may store None anywhere
+        may_be_none = name == "momentum_buffer" or parameter is None
+        if name in PARAMETER_SHAPED and not (memory is None and may_be_none):
             raise misfit(path, f"is {describe(memory)}", "be a tensor")
         if isinstance(memory, float) and math.isnan(memory):
             raise misfit(path, "is nan", "be a number")

@@ -78,7 +78,7 @@ def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(t
 def test_nothing_to_play_is_refused() -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="no choices of outer:ladder to repeat; run outer:ladder first"):
+    with pytest.raises(ValueError, match="no such run has a record; first run outer:ladder"):
         attach(Method.parse("matched:outer:ladder"), model, optimizer, samples_per_step=16, log_dir=None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gravac import SettingsError, Static, checkpoint, quantize
@@ -63,6 +63,7 @@ def test_a_state_is_loaded_bit_for_bit_and_goes_on(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@example(seed=1724)  # of AdamW: a moment is None
 @given(seed=st.integers(0, 2**48))
 @settings(max_examples=150)
 def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) -> None:

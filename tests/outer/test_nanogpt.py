@@ -45,7 +45,7 @@ def test_every_edit_is_made_where_its_passage_stands_once(method: nanogpt.Method
 @pytest.mark.parametrize(("program", "count"), [("nothing of it", 0), ("device = 'cuda:0'\n" * 2, 2)])
 def test_a_train_py_that_does_not_match_is_refused_in_words(program: str, count: int) -> None:
     edit = nanogpt.Edit("device", "device = 'cuda:0'\n", "device = 'cpu'\n")
-    with pytest.raises(SettingsError, match=rf"train\.py: \"device = 'cuda:0'\" stands there {count} times.*3adf61e1"):
+    with pytest.raises(SettingsError, match=rf"train\.py: \"device = 'cuda:0'\" occurs {count} times.*3adf61e1"):
         patched(program, [edit])
 
 
