@@ -150,7 +150,7 @@ class ModelConnection:
         group = self._requested_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._opening.group:
             raise RuntimeError(
-                "process_group: this compressor averaged over another group before; make a new compressor"
+                "process_group: this compressor averaged over another group before; make a new AdaptiveCompressor"
             )
         self._opening.group = group
         self.adapter.bind(ddp)

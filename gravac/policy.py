@@ -206,8 +206,8 @@ class Policy(Settings):
             )
         if self.every[0] > 1:
             raise ValueError(
-                f"least_efficiency: every={self.every[0]} leaves no candidate if all outer steps "
-                f"are below least_efficiency; use every=(1, {self.every[1]})"
+                f"least_efficiency: every={self.every[0]} leaves no candidate if the efficiency of all "
+                f"outer steps is below least_efficiency; use every=(1, {self.every[1]})"
             )
         return self
 

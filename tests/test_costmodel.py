@@ -194,7 +194,7 @@ def test_break_even_is_none_where_there_is_none() -> None:
         (lambda: predict(SHAPES, None, 1, 0.1, 2, SLOW, LAB, buckets=0), "buckets: 0"),
         (lambda: predict(SHAPES, None, 1, 0.1, 2, SLOW, LAB, dense="int8"), "dense: 'int8'"),  # type: ignore[arg-type]
         (lambda: predict([], None, 1, 0.1, 2, SLOW, LAB), "shapes: none"),
-        (lambda: predict(SHAPES, topk, 10, 0.1, 2, SLOW, Machine(1e9, 1, {})), "compressor: no measured cost of"),
+        (lambda: predict(SHAPES, topk, 10, 0.1, 2, SLOW, Machine(1e9, 1, {})), "'topk' has no measured costs"),
         (lambda: collective_seconds(AllReduce, -1, 2, SLOW), "payload_bytes: -1"),
         (lambda: fit([]), "observations: only 0 steps"),
     ],

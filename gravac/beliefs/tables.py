@@ -158,8 +158,8 @@ def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
     """
     if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not y > 0 for _, y in points):
         raise ValueError(
-            "sort the points by their first numbers, each of which may occur once, and give efficiencies above "
-            f"0; the points are {points!r}"
+            f"the first numbers of {points!r} do not ascend, or a second number is not above 0; sort the points, give "
+            "each first number once, and second numbers above 0"
         )
     return points
 

@@ -285,9 +285,19 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
         return ""
     extra_percent, percent_at_bound = (100 * (1 / max(progress, 1e-9) - 1) for progress in (efficiency, lower_bound))
     differs = f"{percent_at_bound:.0f}" != f"{extra_percent:.0f}"
-    steps = f"{extra_percent:.0f} % more steps than" if extra_percent >= 0.5 else "as many steps as"
     safety = f"; to be safe, the controller assumes {percent_at_bound:.0f} % more steps" if differs else ""
-    return f"about {steps} dense for the same loss ({source}{safety})"
+    return f"about {more_steps_text(efficiency)} for the same loss ({source}{safety})"
+
+
+def more_steps_text(efficiency: float) -> str:
+    """Return a text that says how many more training steps than dense averaging an efficiency means.
+
+    Example:
+        >>> more_steps_text(0.9), more_steps_text(1.0)
+        ('11 % more steps than dense', 'as many steps as dense')
+    """
+    extra_percent = 100 * (1 / max(efficiency, 1e-9) - 1)
+    return f"{extra_percent:.0f} % more steps than dense" if extra_percent >= 0.5 else "as many steps as dense"
 
 
 def adapt_to_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:

@@ -48,7 +48,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from gravac.candidate import Forecast, Span
-from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Decision, Measurement
+from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Decision, Measurement, more_steps_text
 from gravac.controllers.early_end import (
     LARGEST_FIRST_STEP_RATIO,
     chosen_is_far_slower,
@@ -226,10 +226,11 @@ class Goodput(Settings):
         state = GoodputState(
             forecasts=tuple(forecasts), phase=SEARCH, position=position, best=position, window=Window(first_candidate)
         )
-        threshold_text = f"an expected efficiency of at least {self.near * forecasts[0].efficiency:.3g}"
+        most_steps_text = more_steps_text(self.near * forecasts[0].efficiency)
+        threshold_text = f"expected to need at most {most_steps_text} for the same loss"
         reason = (
-            f"start at {first_candidate}: of the candidates with {threshold_text}, {first_candidate} sends the fewest "
-            f"bytes (its efficiency is {forecasts[position].efficiency:.2f})"
+            f"start at {first_candidate}: of the candidates {threshold_text}, {first_candidate} sends the fewest "
+            f"bytes, with about {more_steps_text(forecasts[position].efficiency)}"
         )
         if (step_s := forecasts[position].step_s) is not None:
             reason = (
@@ -238,7 +239,7 @@ class Goodput(Settings):
             )
         elif (added_s := added_seconds(forecasts[position])) is not None:
             reason = (
-                f"start at {first_candidate}: of the candidates with {threshold_text}, gravac expects "
+                f"start at {first_candidate}: of the candidates {threshold_text}, gravac expects "
                 f"{first_candidate} to need the least time for coding and exchange, {milliseconds(added_s)} a step"
             )
         if len(forecasts) == 1:
@@ -451,7 +452,7 @@ class Goodput(Settings):
             takes_text += f" instead of {milliseconds(entry.seconds)}" if difference > self.change else ""
             takes_text += f", and {exchange_text(state)}" if has_faster_exchange else ""
             if state.off < 2 and difference <= 2 * self.change:
-                return state, f"{takes_text}: wait for a second such window"
+                return state, f"{takes_text}: keep {state.running} until a second window confirms the change"
             if state.running.mode == "native" and seconds < entry.seconds:
                 state = replace(state.after_drift(seconds, at_once=True), off=0)
                 return self._try_or_hold(state, Finding(f"{takes_text}: the link or the machine became faster"))

@@ -136,13 +136,20 @@ def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str,
         position: index, in ``state.forecasts``, of the candidate to be tried.
         ratio: upper bound of that candidate's goodput / goodput of the best candidate so far; above 1.
         incumbent: name of the best candidate so far, with an explanation if the reason has not named it before.
-        expire: age in windows from which the text states the age of the candidate's last measurement.
+        expire: age in windows from which the text states the age of the candidate's last measurement. The text also
+            states the lower bound of the step time (``StepTimeBounds.shortest_step_seconds``), from which ``ratio``
+            follows.
     """
     entry, again = state.entry(position), ""
     if entry is not None:
         age = state.windows - entry.window
-        timed_text = f"last timed {age} windows ago" if age >= expire else "measured so far"
-        again = f" again ({timed_text}: {milliseconds(entry.seconds)} a step)"
+        time_text = milliseconds(entry.seconds)
+        shortest_text = milliseconds(state.step_time_bounds.shortest_step_seconds(position, expire))
+        is_old = age >= expire
+        timed_text = f"last timed {age} windows ago: {time_text} a step" if is_old else f"{time_text} a step so far"
+        if shortest_text != time_text:
+            timed_text += f", now perhaps only {shortest_text}" if is_old else f", perhaps only {shortest_text}"
+        again = f" again ({timed_text})"
     cost = cost_text(state, position)
     cost = f", with {cost}" if cost else ""
     candidate = state.forecasts[position].candidate

@@ -409,7 +409,7 @@ class GraVAC(Settings):
             reason += (
                 f"; the two best compression throughputs differ by at most {100 * self.omega:g} % (ω), "
                 f"{saturated_pair[0].t_compression:.4g} samples/s at {lower} and {saturated_pair[1].t_compression:.4g} "
-                f"samples/s at {higher}: run {lower}"
+                f"samples/s at {higher}: run {lower}, the lower CF"
             )
         else:
             selected_entry = max(state.entries, key=lambda entry: (entry.t_compression, -entry.position))
@@ -422,6 +422,8 @@ class GraVAC(Settings):
                 second_candidate = state.candidates[second_entry.position]
                 reason += f" (second best: {second_entry.t_compression:.4g} samples/s at {second_candidate})"
         floor = max(state.lowest, min(state.floor, selected_entry.position))
+        if floor < state.floor:
+            reason += f"; θ_min falls back to the CF of {state.candidates[floor]}"
         rest_until = state.windows + state.dwell
         chosen_state = replace(
             state, phase=EXPLOIT, position=selected_entry.position, floor=floor, reference=selected_entry.gain
@@ -453,7 +455,7 @@ class GraVAC(Settings):
         gain_moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if may_search and (gain_moved or candidate.dense):
             if state.reference is None:
-                reason = f"{candidate} runs because a gain fell below ε, and no search has chosen it"
+                reason = f"after a gain below ε {state.threshold:.3g}, no search has chosen {candidate} yet"
             elif candidate.dense:
                 reason = f"the gain of {candidate} is always 1 and cannot show a change"
             else:
@@ -553,4 +555,4 @@ def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
 
 def _with_native_note(state: GravacState, reason: str) -> str:
     """Return the reason of a decision, with a note appended if DDP exchanges by itself in the next steps."""
-    return f"{reason}; DDP exchanges by itself from now on: {state.runs}" if state.by_itself else reason
+    return f"{reason}; from now on, DDP makes the dense exchange by itself: {state.runs}" if state.by_itself else reason

@@ -143,10 +143,11 @@ class Switchback:
                 return replace(state, trials=None, phase=HOLD), TrialsEnd(reason, progress)
         else:
             state = replace(state, booked=state.booked + first_cost_steps)
-            reason = f"the loss was read in steps of {reference}"
+            reason = f"switchback trial: the loss was read while {reference} ran"
         trials, summary = trials.start_candidate(), state.window.summary(PROGRESS)
         state = replace(state, trials=trials, position=trials.candidate, window=state.window.following(candidate))
-        reason = f"{reason}; now {trials.steps} steps of {candidate}" + (" for another trial" if progress else "")
+        following_text = "start another trial: run" if progress else "run"
+        reason = f"{reason}; {following_text} {candidate} for {trials.steps} steps"
         return state, Decision(candidate, (), reason, summary, watch=trials.remaining_steps, progress=progress)
 
     def _abort(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
@@ -217,8 +218,8 @@ def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Dec
     state = replace(
         state, trials=trials.start_settling(), position=trials.reference, window=window.following(reference)
     )
-    ran_text = f"{trials.candidate_steps[-1]} steps of {candidate} ran"
-    reason = f"{ran_text}; now {SETTLING_STEPS} steps of {reference}, before the loss is read again"
+    ran_text = f"switchback trial: {candidate} ran for {trials.candidate_steps[-1]} steps"
+    reason = f"{ran_text}; run {reference} for {SETTLING_STEPS} steps, then read the loss again"
     return state, Decision(reference, (), reason, summary, watch=SETTLING_STEPS)
 
 

@@ -67,9 +67,9 @@ class Machine:
         """
         coding = self.coding(compressor, cf)
         if coding is None:
-            remedy = "set coding_costs on its class, as gravac bench compressors measures them"
+            remedy = "measure them with gravac bench compressors, and set coding_costs in the compressor's class"
             if self.costs is not None:
                 names = ", ".join(sorted(self.costs)) or "no compressor"
                 remedy = f"the machine has costs of {names}; add those of {compressor.name!r} to Machine(costs=...)"
-            raise ValueError(f"compressor: no measured cost of {compressor.name!r}; {remedy}")
+            raise ValueError(f"compressor: {compressor.name!r} has no measured costs of encode and decode; {remedy}")
         return coding.copies(world, gathered and self.per_rank)

@@ -512,8 +512,8 @@ def _replica_group(groups: list[Any], requested_group: dist.ProcessGroup | None)
     ((ranks, mesh_info),) = by_ranks.items()
     if requested_group is not None and tuple(dist.get_process_group_ranks(requested_group)) != ranks:
         raise SettingsError(
-            f"process_group: ranks {dist.get_process_group_ranks(requested_group)}, but the model's mesh has replicas "
-            f"on ranks {list(ranks)}, over which gravac averages; leave process_group out"
+            f"process_group: has ranks {dist.get_process_group_ranks(requested_group)}, but the model's mesh has "
+            f"replicas on ranks {list(ranks)}, over which gravac averages; leave process_group out"
         )
     replicas: dist.ProcessGroup = mesh_info.replicate_process_group
     return replicas

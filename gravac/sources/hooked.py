@@ -176,7 +176,7 @@ def refuse_other_hooks(parameters: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in parameters.items():
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise RuntimeError(
-                f"module: parameter {name} has a post-accumulate-grad hook already, which would see the gradient "
-                "before gravac averages it (the hook of an optimizer that steps within backward, or of another "
-                "compressor); remove that hook first"
+                f"module: parameter {name} already has a post-accumulate-grad hook (of an optimizer step within "
+                "backward, or of another compressor), which would see the gradient before gravac averages it; remove "
+                "that hook first"
             )

@@ -110,11 +110,13 @@ def test_what_was_not_measured_has_no_cost_and_a_machine_says_so() -> None:
     assert Unmeasured().profile(10).coding is None
     assert coding_at((), 10) is None
     arguments = ([(64, 64)], Unmeasured(), 10, 0.1, 2, Network(0, 1e9))
-    with pytest.raises(ValueError, match=r"no measured cost of 'unmeasured'; set coding_costs on its class"):
+    with pytest.raises(ValueError, match=r"'unmeasured' has no measured costs of encode and decode; measure them"):
         predict(*arguments, Machine(1e9))
     own = Machine(1e9, costs={"unmeasured": ((10, 1.0, 2.0),)})
     assert own.copies(Unmeasured(), 10) == 3.0
     assert own.coding(topk, 10) is None
     assert own.copies(dense(dtype="float16"), 2) == pytest.approx(2.02)
-    with pytest.raises(ValueError, match=r"no measured cost of 'topk'; the machine has costs of unmeasured"):
+    with pytest.raises(
+        ValueError, match=r"'topk' has no measured costs of encode and decode; the machine has costs of unmeasured"
+    ):
         own.copies(topk, 10)

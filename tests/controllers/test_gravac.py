@@ -212,7 +212,7 @@ def test_after_scaling_down_the_search_starts_again_when_the_dwell_is_over() -> 
     fallen = by_cf({10: 0.8, 20: 0.4, 40: 0.35, 160: 0.3, 1000: 0.2})
     played = play(ABSOLUTE(dwell=20), Script(until(60, GOOD, fallen), FASTER, optimism=2), 400)
     assert played.path == [10, 20, 40, 160, 1000, 10, 20, 10]
-    assert any("no search has chosen it: search again from topk 10x" in reason for reason in played.reasons)
+    assert any("no search has chosen topk 10x yet: search again from topk 10x" in reason for reason in played.reasons)
 
 
 def test_dense_lasts_for_the_dwell_and_twice_as_long_each_time() -> None:

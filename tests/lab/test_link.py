@@ -114,7 +114,7 @@ def test_link_is_read_from_words(words: str, link: Link, canonical: str) -> None
         ("1gbit,1000000s:50mbit", "up to 86400 s"),
         ("100mbit+20", "not a delay or a loss"),
         ("100mbit+20s", "not a delay or a loss"),
-        ("100mbit+20ms+30ms", "the second of its kind"),
+        ("100mbit+20ms+30ms", "is a second delay"),
         ("100mbit+-1ms", "not a delay or a loss"),
         ("100mbit+99%", "a loss in percent outside"),
         ("100mbit+20000ms", "a delay in milliseconds outside"),

@@ -663,7 +663,7 @@ def test_detach_undoes_all() -> None:
 
 def test_a_parameter_whose_gradient_something_else_takes_is_named() -> None:
     group = Ranks(ranks=1)
-    with pytest.raises(RuntimeError, match=r"0\.weight has a post-accumulate-grad hook already"):
+    with pytest.raises(RuntimeError, match=r"0\.weight already has a post-accumulate-grad hook"):
         group.sources[0].watch(group.modules[0], None)
     assert alike(group.step(plain)[0], mean(network, plain, 1))
 

@@ -179,10 +179,13 @@ def parse_link(text: str) -> Link:
     for impairment_text in impairment_texts:
         unit = "ms" if impairment_text.strip().endswith("ms") else "%"
         number = impairment_text.strip().removesuffix(unit).strip()
-        if not impairment_text.strip().endswith(unit) or not _NUMBER.fullmatch(number) or unit in impairments:
+        is_valid = impairment_text.strip().endswith(unit) and _NUMBER.fullmatch(number)
+        if not is_valid or unit in impairments:
+            delay_or_loss = "delay" if unit == "ms" else "loss"
+            fault = f"is a second {delay_or_loss}" if is_valid else "is not a delay or a loss"
             raise ValueError(
-                f"link: in {text!r}, {'+' + impairment_text!r} is not a delay or a loss, or is the second of its "
-                "kind; use milliseconds and percent, each once, such as 100mbit+20ms+0.1%"
+                f"link: in {text!r}, {'+' + impairment_text!r} {fault}; use milliseconds and percent, each once, such "
+                "as 100mbit+20ms+0.1%"
             )
         impairments[unit] = float(number)
     phase_entries = [entry for entry in rates.split(",") if not _RANK_ENTRY.fullmatch(entry)]

@@ -45,10 +45,12 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     saved_names = [[*fragment.anchors] for fragment in state.fragments]
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
+        unshared_names = sorted(set[str]().union(*saved_names) ^ set[str]().union(*current_names))
+        difference = f", and only one of them has the parameter {unshared_names[0]}" if unshared_names else ""
         raise SettingsError(
             f"outer/fragments: the state has {len(saved_names)} fragments with {sum(map(len, saved_names))} "
-            f"parameters, and this run has {len(current_names)} with {sum(map(len, current_names))}; both numbers, and "
-            "the parameters' names, must be the same: use the same model and number of fragments"
+            f"parameters, and this run has {len(current_names)} with {sum(map(len, current_names))}{difference}; all "
+            "fragments must have the same parameters as before: use the same model and number of fragments"
         )
     for index, (saved_fragment, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
         path = f"outer/fragments/{index}"
