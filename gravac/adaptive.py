@@ -364,10 +364,10 @@ class AdaptiveCompressor(Closeable):
             yield
 
     def synchronize(self) -> None:
-        """Exchange what ranks trained in outer steps since the last exchange; called on every rank after the last step.
+        """End the current round of outer steps early: exchange now. Call this on every rank, after the last step.
 
-        In outer steps, ranks exchange once in ``every`` steps, so the last steps of a run may not be exchanged yet. The
-        method does nothing in the modes native and hook.
+        In outer steps, ranks exchange once in ``every`` steps, so the last steps of a run may not be exchanged yet. In
+        native and hook mode, the method does nothing.
         """
         if self._outer_steps is not None:
             self._outer_steps.synchronize()

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 from gravac.controllers.goodput_state import FAR_SLOWER_RATIO, FEW_STEPS, SEARCH, GoodputState
+from gravac.controllers.step_times import GoodputEntry
 
 LARGEST_FIRST_STEP_RATIO = 3.0
 """Largest ratio of a trial's first step time to the longest step time with which the candidate would be best. A higher
@@ -40,13 +41,23 @@ def trial_is_hopeless(state: GoodputState, hopeless: float) -> bool:
     seconds = (*state.window.rough, *state.window.seconds)
     if best is None or state.position == state.best or not seconds:
         return False
-    allowed_s = state.least_efficiency(state.position) / state.goodput(best)
+    allowed_s = longest_useful_seconds(state, best)
     if state.window.steps < FEW_STEPS or len(seconds) == 1:
         is_explained = seconds[0] <= explained_seconds(state)
         if not is_explained and len(seconds) == 1:
             return False
         return min(seconds[: 1 if is_explained else 2]) > LARGEST_FIRST_STEP_RATIO * allowed_s
     return min(seconds[1:]) > hopeless * allowed_s or _all_exceed(FAR_SLOWER_RATIO * allowed_s, seconds)
+
+
+def longest_useful_seconds(state: GoodputState, best: GoodputEntry) -> float:
+    """Return the longest step time, in seconds, with which the running candidate would be better than the best.
+
+    Args:
+        state: state of the search.
+        best: measurement of the best candidate.
+    """
+    return state.least_efficiency(state.position) / state.goodput(best)
 
 
 def chosen_is_far_slower(state: GoodputState) -> bool:

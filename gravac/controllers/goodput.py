@@ -54,6 +54,7 @@ from gravac.controllers.early_end import (
     chosen_is_far_slower,
     explained_seconds,
     longest_expected_seconds,
+    longest_useful_seconds,
     trial_is_hopeless,
     window_may_be_paused,
 )
@@ -398,7 +399,7 @@ class Goodput(Settings):
         )
         early_end_text = ""
         if given_up and best is not None:
-            limit_s = state.least_efficiency(state.position) / state.goodput(best)
+            limit_s = longest_useful_seconds(state, best)
             early_end_text = f": {given_up_text(limit_s, str(state.forecasts[best.position].candidate))}"
         state = state.enter_measurement(seconds, weight)
         finding_text = took_text(state, state.position, seconds)

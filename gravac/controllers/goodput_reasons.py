@@ -157,7 +157,7 @@ def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str,
 
 
 def times_text(ratio: float) -> str:
-    """Return a text that states an upper bound of a ratio above 1.
+    """Return a ratio above 1 as text, such as ``"1.30 times"``.
 
     Example:
         >>> times_text(1.3), times_text(1.0004), times_text(1e9)

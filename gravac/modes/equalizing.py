@@ -548,9 +548,9 @@ def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Te
 def _mix_bits(integers: torch.Tensor) -> None:
     """Mix the bits of each word in place; different words stay different.
 
-    Two float64 numbers with few digits, such as 1 and 512, differ in their highest bits only. Modulo 2^64, such a
-    difference times the difference of two weights is 0 for one pair of weights in some hundred. If the two numbers then
-    change places, the weighted sum stays the same.
+    Without mixing, the checksum could miss two float64 numbers that changed places. Numbers with few digits, such as 0
+    and 512, differ only in their highest bits. Multiplied by the difference of two weights, modulo 2^64, that
+    difference is 0 for about one pair of weights in 250.
 
     Args:
         integers: 8-byte words of a tensor, int64, ``[words]``.

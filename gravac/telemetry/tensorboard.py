@@ -153,7 +153,11 @@ class TensorBoardSink:
         )
 
     def _write_end(self, end: EndRecord) -> None:
-        """Write the curves' last point, the table of candidate changes, and settings and totals as hyperparameters."""
+        """Write what TensorBoard shows of a run that has ended.
+
+        That is the last point of each curve, the table of candidate changes, and the page of hyperparameters, which
+        lists the run's settings and totals.
+        """
         self._finish()
         metrics = {page.END + name: total for name, total in end.metrics.items() if math.isfinite(total)}
         settings = (

@@ -15,9 +15,8 @@ import ast
 import random
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.packaging.names import ROOT, definitions
 
 USER_FOLDERS = ("docs/tutorials", "docs/how-to", "docs/reference", "docs/explanation")
 
@@ -83,22 +82,12 @@ def sentences() -> Iterator[str]:
 
 def names() -> Iterator[str]:
     """Yield each name that ``gravac/`` defines, with three lines of its code."""
-    for path, text, tree in sources():
+    for path, text, _ in sources():
         lines, seen = text.splitlines(), set()
-        for node in ast.walk(tree):
-            name = ""
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                name = node.name
-            elif isinstance(node, ast.arg):
-                name = node.arg
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                name = node.id
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                name = node.attr
-            if name.strip("_") and name not in seen | {"self", "cls"}:
+        for line, name in definitions(text):
+            if name and name not in seen | {"self", "cls"}:
                 seen.add(name)
-                at = node.lineno
-                yield f"{path}:{at}  **{name}**\n" + "\n".join(lines[max(0, at - 2) : at + 1])
+                yield f"{path}:{line}  **{name}**\n" + "\n".join(lines[max(0, line - 2) : line + 1])
 
 
 KINDS: dict[str, Callable[[], Iterator[str]]] = {

@@ -150,12 +150,12 @@ def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
 
 
 def _gravac_rank(compressor: Compressor, cf: float) -> MakeRank:
-    """Return a function that creates a rank that averages with a gravac compressor at a CF."""
+    """Return a function that creates a rank for the benchmark; the rank averages with a gravac compressor at a CF."""
     return lambda rank, world: GravacRank(compressor, cf, rank, world)
 
 
 def _torch_rank(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
-    """Return a function that creates a rank that averages with plain PyTorch code at a CF.
+    """Return a function that creates a rank for the benchmark; the rank averages with plain PyTorch code at a CF.
 
     Args:
         make: class of the rank, called with the compression factor and the number of ranks.

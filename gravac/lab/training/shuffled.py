@@ -27,7 +27,7 @@ at most this many rounds, and shuffles the blocks. With a maximum of 1, almost e
 
 
 REASON = "which the adaptive run chose at another time"
-"""Text with which the reason of every decision of ``ShuffledController`` ends."""
+"""Last words of each decision reason of ``ShuffledController``."""
 
 
 class RunChoice(NamedTuple):

@@ -7,6 +7,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     saved_names = [[*fragment.anchors] for fragment in state.fragments]
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
-        unshared_names = sorted(set[str]().union(*saved_names) ^ set[str]().union(*current_names))
+        saved_set, current_set = ({*chain.from_iterable(names)} for names in (saved_names, current_names))
+        unshared_names = sorted(saved_set ^ current_set)
         difference = f", and only one of them has the parameter {unshared_names[0]}" if unshared_names else ""
         raise SettingsError(
             f"outer/fragments: the state has {len(saved_names)} fragments with {sum(map(len, saved_names))} "

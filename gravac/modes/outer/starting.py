@@ -62,7 +62,7 @@ class ParameterCheck:
         self._exchanged_by_id = {id(parameter): (parameter, _layout(parameter)) for parameter in parameters.values()}
 
     def check(self) -> None:
-        """Raise if this rank would train a parameter without exchanging it, or if a parameter was moved or converted.
+        """Check that outer steps exchange each parameter that trains, and that no parameter was moved or converted.
 
         Raises:
             ValueError: a parameter to train is not exchanged, or an exchanged parameter was moved to another device,
