@@ -283,10 +283,29 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
     """
     if efficiency == lower_bound == 1:
         return ""
-    extra_percent, percent_at_bound = (100 * (1 / max(progress, 1e-9) - 1) for progress in (efficiency, lower_bound))
-    differs = f"{percent_at_bound:.0f}" != f"{extra_percent:.0f}"
-    safety = f"; to be safe, the controller assumes {percent_at_bound:.0f} % more steps" if differs else ""
+    percent_at_bound = _percent_at_bound(efficiency, lower_bound)
+    safety = f"; to be safe, the controller assumes {percent_at_bound} % more steps" if percent_at_bound else ""
     return f"about {more_steps_text(efficiency)} for the same loss ({source}{safety})"
+
+
+def short_cost_at_equal_samples(efficiency: float, lower_bound: float) -> str:
+    """Return the numbers of ``cost_at_equal_samples`` without an explanation, for a reason that states two costs.
+
+    Example:
+        >>> short_cost_at_equal_samples(0.96, 0.92), short_cost_at_equal_samples(1.0, 1.0)
+        ('about 4 % more steps than dense (to be safe: 9 % more)', '')
+    """
+    if efficiency == lower_bound == 1:
+        return ""
+    percent_at_bound = _percent_at_bound(efficiency, lower_bound)
+    safety = f" (to be safe: {percent_at_bound} % more)" if percent_at_bound else ""
+    return f"about {more_steps_text(efficiency)}{safety}"
+
+
+def _percent_at_bound(efficiency: float, lower_bound: float) -> str:
+    """Return the percentage of additional steps at the lower bound; empty if that at the median prints the same."""
+    percent, percent_at_bound = (f"{100 * (1 / max(progress, 1e-9) - 1):.0f}" for progress in (efficiency, lower_bound))
+    return percent_at_bound if percent_at_bound != percent else ""
 
 
 def more_steps_text(efficiency: float) -> str:

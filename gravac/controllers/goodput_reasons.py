@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gravac.controllers.base import BELIEVED, cost_at_equal_samples
+from gravac.controllers.base import BELIEVED, cost_at_equal_samples, short_cost_at_equal_samples
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.step_times import GoodputEntry
 
@@ -70,7 +70,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def took_text(state: GoodputState, position: int, seconds: float, verb: str = "took") -> str:
-    """Return a sentence about a candidate: the time of a step, and how many more steps than dense are needed.
+    """Return a sentence about a candidate: the time of a step, and in short how many more steps than dense are needed.
 
     Args:
         state: state of the search.
@@ -78,7 +78,7 @@ def took_text(state: GoodputState, position: int, seconds: float, verb: str = "t
         seconds: time of a step, in seconds.
         verb: ``"took"`` for the steps of a trial, ``"takes"`` for steps of the chosen candidate.
     """
-    cost = cost_text(state, position)
+    cost = short_cost_text(state, position)
     needs = f" and needs {cost}" if cost else ""
     return f"{state.forecasts[position].candidate} {verb} {milliseconds(seconds)} a step{needs}"
 
@@ -119,7 +119,7 @@ def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputE
         previous_best: measurement of the candidate that it replaces.
     """
     candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
-    cost, previous_cost = (cost_text(state, entry.position) for entry in (best, previous_best))
+    cost, previous_cost = cost_text(state, best.position), short_cost_text(state, previous_best.position)
     cost = f", {cost}" if cost else ""
     switch, previous_time = f"from {previous_candidate} to {candidate}", milliseconds(previous_best.seconds)
     step = f"{milliseconds(best.seconds)} a step"
@@ -146,7 +146,12 @@ def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str,
         time_text = milliseconds(entry.seconds)
         shortest_text = milliseconds(state.step_time_bounds.shortest_step_seconds(position, expire))
         is_old = age >= expire
-        timed_text = f"last timed {age} windows ago: {time_text} a step" if is_old else f"{time_text} a step so far"
+        if is_old:
+            timed_text = f"last timed {age} windows ago: {time_text} a step"
+        elif entry.times > 1:
+            timed_text = f"{time_text} a step in the mean of {entry.times} windows"
+        else:
+            timed_text = f"{time_text} a step so far"
         if shortest_text != time_text:
             timed_text += f", now perhaps only {shortest_text}" if is_old else f", perhaps only {shortest_text}"
         again = f" again ({timed_text})"
@@ -188,3 +193,9 @@ def cost_text(state: GoodputState, position: int) -> str:
     source = f"measured by {trials_made(results.trials)}" if results and results.trials else BELIEVED
     belief = state.belief(position)
     return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)
+
+
+def short_cost_text(state: GoodputState, position: int) -> str:
+    """Return the numbers of ``cost_text`` without their source, for a candidate beside the one that is chosen."""
+    belief = state.belief(position)
+    return short_cost_at_equal_samples(belief.efficiency, belief.lower_bound)
