@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from gravac.commands.common import Commands, add_mesh, mesh_of, rate, require, set_work
@@ -95,6 +96,11 @@ def _run(options: argparse.Namespace) -> None:
     from gravac.lab.calibrate import read_calibration
 
     mesh = mesh_of(options)
+    # checked here, since the library has other units and names
+    if options.latency_us is not None and not 0 <= options.latency_us < math.inf:
+        raise ValueError(f"latency_us: {options.latency_us} is out of range; give microseconds, 0 or more")
+    if options.copy_gbyte is not None and not 0 < options.copy_gbyte < math.inf:
+        raise ValueError(f"copy_gbyte: {options.copy_gbyte} is out of range; give gigabytes per second, above 0")
     if options.calibration is None:
         latency = LATENCY if options.latency_us is None else 1e-6 * options.latency_us
         network, copy_bytes_per_s, workers = Network(latency, options.link), COPY, 8

@@ -278,8 +278,10 @@ def test_one_worker_exchanges_nothing() -> None:
         (["--cf", "0.5"], "cf: 0.5"),
         (["--compressors", "signsgd", "--cf", "10"], "cf: none of the compressors"),
         (["--overlap", "2"], "overlap: 2.0"),
-        (["--copy-gbyte", "0"], "copy_bytes_per_s: 0.0"),
-        (["--latency-us", "-1"], "alpha: -"),
+        (["--copy-gbyte", "0"], "copy_gbyte: 0.0"),
+        (["--copy-gbyte", "inf"], "copy_gbyte: inf"),
+        (["--latency-us", "-1"], "latency_us: -1.0"),
+        (["--latency-us", "nan"], "latency_us: nan"),
         (["--price-per-hour", "-1"], "price_per_hour: -1.0"),
     ],
 )
