@@ -38,8 +38,6 @@ class RunAdmission:
             do not come from DDP.
         leaving_bytes: payload bytes that a rank hands to dense collectives when outer steps end, to make weights and
             optimizer states equal on all ranks again.
-        lacks_compute_time: True while candidates of outer steps are missing because a step's compute time is not known
-            yet.
     """
 
     settings: RunSettings
@@ -48,7 +46,6 @@ class RunAdmission:
     coding: Mapping[float, float] = field(default_factory=dict)
     native_cfs: tuple[float, ...] = ()
     leaving_bytes: int = 0
-    lacks_compute_time: bool = False
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
         """Return the candidates that the controller may choose, and those that are dropped, with forecasts.
@@ -60,10 +57,9 @@ class RunAdmission:
         policy, outer = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
         step_counts = every_choices(*policy.every)
-        may_average_each_step, self.lacks_compute_time = step_counts[0] == 1, False
-        if may_average_each_step and len(step_counts) > 1 and state.compute_s is None:
-            self.lacks_compute_time = True
-        elif step_counts[-1] > 1:
+        may_average_each_step = step_counts[0] == 1
+        lacks_compute_time = may_average_each_step and len(step_counts) > 1 and state.compute_s is None
+        if step_counts[-1] > 1 and not lacks_compute_time:
             admission = with_outer_candidates(
                 admission,
                 step_counts,
@@ -81,7 +77,7 @@ class RunAdmission:
         if may_average_each_step and has_native:
             admission = with_native(admission, self.native_cfs)
         state.candidates = identify(forecast.candidate for forecast in admission.forecasts)
-        return admission
+        return admission._replace(lacks_compute_time=lacks_compute_time)
 
     def _leaving_s(self, world: int) -> float | None:
         """Return the predicted seconds of the exchange that ends outer steps; ``None`` if the link was not probed."""

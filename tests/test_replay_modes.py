@@ -38,12 +38,11 @@ class Admitting:
     """Admits outer steps beside others once a step's compute is known, as a run does."""
 
     def __init__(self, first: tuple[Forecast, ...], then: tuple[Forecast, ...]) -> None:
-        self.waits = first != then
         self._first, self._then = first, then
 
     def __call__(self, state: RunState, forms: Any) -> Admission:
-        self.waits = state.compute_s is None and self._first != self._then
-        return Admission(self._first if self.waits else self._then)
+        lacks = state.compute_s is None and self._first != self._then
+        return Admission(self._first if lacks else self._then, lacks_compute_time=lacks)
 
 
 def record_run(path: Path, controller: Any, admit: Admitting, measure: Any, steps: int, policy: Policy) -> list[Record]:

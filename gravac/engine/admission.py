@@ -36,10 +36,13 @@ class Admission(NamedTuple):
     Attributes:
         forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio; dense first, then 16 bit.
         dropped: candidates that may not be chosen, with the reasons, in the order in which they were dropped.
+        lacks_compute_time: whether candidates of outer steps are missing because a step's compute time is not known
+            yet. Candidates are then selected again when that time is known.
     """
 
     forecasts: tuple[Forecast, ...]
     dropped: tuple[Dropped, ...] = ()
+    lacks_compute_time: bool = False
 
 
 def averager_of(policy: Policy) -> Averager:

@@ -137,13 +137,14 @@ class Deciding:
             world: number of ranks that average, for the run's record.
         """
         self._forms, self._compute_seconds = forms, []
-        self.forecasts, dropped = self._admit(state, forms)
-        self._waits_for_compute = bool(getattr(self._admit, "waits", False))
+        admission = self._admit(state, forms)
+        self.forecasts, self._waits_for_compute = admission.forecasts, admission.lacks_compute_time
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
             state.controller, self.decision = self._controller.start(self.forecasts)
-        self.emit(RunRecord(dict(self._record_settings.settings), world, self.forecasts, dropped, self._timed_cfs))
+        settings = dict(self._record_settings.settings)
+        self.emit(RunRecord(settings, world, self.forecasts, admission.dropped, self._timed_cfs))
         if self.restored is not None and self.decision.reason:
             self._record(state, state.trained, state.candidate != self.decision.candidate)
         return self.decision
@@ -210,12 +211,12 @@ class Deciding:
             return
         state.compute_s, self._compute_seconds = statistics.median(self._compute_seconds), []
         previous_forecasts = self.forecasts
-        self.forecasts, dropped = self._admit(state, self._forms)
-        self._waits_for_compute = False
+        admission = self._admit(state, self._forms)
+        self.forecasts, self._waits_for_compute = admission.forecasts, False
         if self.forecasts == previous_forecasts:
             return
         next_step = measured.first + measured.steps
-        self.emit(ForecastsRecord(next_step, self.forecasts, dropped))
+        self.emit(ForecastsRecord(next_step, self.forecasts, admission.dropped))
         state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
 
     def _record(self, state: RunState, first: int, changes_candidates: bool) -> None:

@@ -137,7 +137,7 @@ with AdaptiveCompressor("comb", (4, 1000), controller="goodput") as compressor:
 averager = Averager(policy.base, policy.dense_format, None, 1024, Feedback())
 averager.world = 2
 link = LinkProbe(latency=5e-5, bandwidth=1e8, copy_bytes_per_s=1e10)
-forecasts, _ = admit(policy, averager, [((1024, 1024), torch.float32)], link)
+forecasts = admit(policy, averager, [((1024, 1024), torch.float32)], link).forecasts
 ours = next(known for known in forecasts if known.candidate.compressor == "comb" and known.candidate.cf == 4)
 assert (ours.efficiency, ours.coding_s) == (0.9385, float(f"{3.5 * 4 * 2**20 / 1e10:.3g}")), ours
 assert ours.exchange_s is not None

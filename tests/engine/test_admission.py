@@ -36,14 +36,14 @@ def admitted(policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype 
 
 
 def test_dense_is_first_and_the_others_ascend_by_what_they_send() -> None:
-    forecasts, _ = admitted(Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000)), WIDE)
+    forecasts, *_ = admitted(Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000)), WIDE)
     ratios = [forecast.wire_ratio for forecast in forecasts]
     assert forecasts[0].candidate.dense
     assert ratios == sorted(ratios)
 
 
 def test_what_would_send_more_than_dense_is_dropped_and_said() -> None:
-    forecasts, dropped = admitted(Policy(base=topk, cf_range=(2, 64)), SQUARE, world=16)
+    forecasts, dropped, _ = admitted(Policy(base=topk, cf_range=(2, 64)), SQUARE, world=16)
     assert all(forecast.wire_ratio > 1 for forecast in forecasts[1:])
     assert dropped and {(one.cause, one.other.candidate.compressor) for one in dropped} == {
         ("not_fewer_bytes", "dense")
@@ -53,7 +53,7 @@ def test_what_would_send_more_than_dense_is_dropped_and_said() -> None:
 
 def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
     """Rank 1 is the least there is: higher CFs of PowerSGD send the same."""
-    forecasts, dropped = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
+    forecasts, dropped, _ = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
     assert [forecast.candidate.cf for forecast in forecasts] == [1, 2, 64, 128, 256]
     assert dropped and {(one.cause, str(one.other.candidate)) for one in dropped} == {("same_bytes", "powersgd 256x")}
     assert all(one.ratio == pytest.approx(1, rel=0.01) for one in dropped)
@@ -71,7 +71,7 @@ def test_low_rank_has_the_efficiency_of_its_rank_whatever_the_cf() -> None:
 def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
     """On wide layers rank 4 sends a hundredth; on narrow ones a twelfth, and its efficiency is no higher."""
     policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
-    (wide, _), (narrow, _) = admitted(policy, WIDE), admitted(policy, [(96, 96)] * 8)
+    (wide, *_), (narrow, *_) = admitted(policy, WIDE), admitted(policy, [(96, 96)] * 8)
     four = [next(c for c in found if c.candidate.cf == 128) for found in (wide, narrow)]
     assert four[0].efficiency == four[1].efficiency
     assert four[0].wire_ratio > 50 and four[1].wire_ratio < 15
@@ -93,7 +93,7 @@ def names(policy: Policy, shapes: Shapes = SQUARE, world: int = 2, dtype: torch.
 
 @pytest.mark.parametrize("controller", [GraVAC(), Goodput()], ids=str)
 def test_16_bit_stands_between_dense_and_the_base(controller: GraVAC | Goodput) -> None:
-    forecasts, _ = admitted(topk_policy(controller=controller), SQUARE)
+    forecasts, *_ = admitted(topk_policy(controller=controller), SQUARE)
     assert [str(forecast.candidate) for forecast in forecasts[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
     half = forecasts[1]
     assert half.candidate.dense
@@ -131,7 +131,7 @@ def test_a_ladder_without_16_bit_in_its_range_gets_it() -> None:
 
 
 def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
-    forecasts, (first, *_) = admitted(topk_policy(), SQUARE, dtype=torch.bfloat16)
+    forecasts, (first, *_), _ = admitted(topk_policy(), SQUARE, dtype=torch.bfloat16)
     assert [forecast.candidate.cf for forecast in forecasts[:2]] == [1, 10]
     assert (str(first.forecast.candidate), str(first.other.candidate), first.ratio) == ("dense 2x", "dense 1x", 1.0)
 

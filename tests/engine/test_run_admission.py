@@ -11,7 +11,7 @@ from gravac import Goodput, GraVAC, SettingsError, Static
 from gravac.building import RunAdmission
 from gravac.candidate import Candidate, Forecast
 from gravac.compressors import ladder
-from gravac.engine.admission import averager_of
+from gravac.engine.admission import Admission, averager_of
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy, RunSettings
@@ -21,15 +21,18 @@ FORMS = [((512, 512), torch.float32)] * 4
 NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)
 
 
-def admitted(compute_s: float | None = None, at: tuple[float, ...] = (1.0, 2.0), **settings: Any) -> tuple[Any, Any]:
-    """Forecasts by candidate, and what admitted them, of two ranks on a slow link."""
+def admitted(
+    compute_s: float | None = None, at: tuple[float, ...] = (1.0, 2.0), **settings: Any
+) -> tuple[dict[Candidate, Forecast], Admission]:
+    """Forecasts by candidate, and all that was admitted, of two ranks on a slow link."""
     policy = Policy(**{"base": ladder, "controller": Goodput(), **settings})
     averager = averager_of(policy)
     averager.world = 2
     link = LinkProbe(latency=1e-4, bandwidth=2e7, copy_bytes_per_s=5e9)
-    admission = RunAdmission(RunSettings(policy=policy), averager, link, native_cfs=at, leaving_bytes=10_000_000)
+    admit = RunAdmission(RunSettings(policy=policy), averager, link, native_cfs=at, leaving_bytes=10_000_000)
     state = RunState(world=2, compute_s=compute_s)
-    forecasts: dict[Candidate, Forecast] = {f.candidate: f for f in admission(state, FORMS).forecasts}
+    admission = admit(state, FORMS)
+    forecasts = {forecast.candidate: forecast for forecast in admission.forecasts}
     assert state.candidates == [[c.mode, c.compressor, c.cf, c.every, c.delay] for c in forecasts]
     return forecasts, admission
 
@@ -97,15 +100,14 @@ def test_only_candidates_that_surely_make_enough_progress_are_admitted(least: fl
 
 
 def test_what_makes_too_little_progress_is_told_with_the_figures() -> None:
-    _, admission = admitted(least_efficiency=0.98)
-    dropped = admission(RunState(world=2), FORMS).dropped
+    dropped = admitted(least_efficiency=0.98)[1].dropped
     too_little = [one for one in dropped if one.cause == "too_little_progress"]
     assert too_little and all(one.ratio < 1 for one in too_little)
     for one in too_little:
         words = describe_dropped(one, 2)
         bound = f"{one.forecast.least_efficiency:.2g}"
         assert words.endswith(f": lower bound of efficiency {bound}, below least_efficiency 0.98")
-    assert not any(one.cause == "too_little_progress" for one in admitted()[1](RunState(world=2), FORMS).dropped)
+    assert not any(one.cause == "too_little_progress" for one in admitted()[1].dropped)
 
 
 @pytest.mark.parametrize(

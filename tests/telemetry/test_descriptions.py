@@ -57,7 +57,7 @@ def test_every_candidate_of_a_run_is_shown_by_method_and_bytes() -> None:
     policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
     averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
     averager.world = 2
-    forecasts, dropped = admit(policy, averager, [((1024, 1024), torch.float32)])
+    forecasts, dropped, _ = admit(policy, averager, [((1024, 1024), torch.float32)])
     shown = [describe_candidate(forecast) for forecast in forecasts]
     assert shown[:3] == ["dense float32", "dense bfloat16, 2x fewer bytes", "8 bits, 3.9x fewer bytes"]
     assert {"1 bit, 28x fewer bytes", "low rank 16, 32x fewer bytes"} <= set(shown)
