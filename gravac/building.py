@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.collectives import AllReduce
+from gravac.controllers.base import has_flag
 from gravac.controllers.state_dicts import identify
 from gravac.costmodel import Network
 from gravac.costmodel.network import collective_seconds
@@ -67,13 +68,13 @@ class RunAdmission:
                 delay=outer.delay,
                 keep_dominated=policy.controller.keeps_all,
                 fragments=outer.fragments,
-                chooses=bool(getattr(policy.controller, "chooses_every", False)),
+                chooses=has_flag(policy.controller, "chooses_every"),
                 world=state.world,
                 checkpointed=delays_by_candidate(state.candidates),
                 leaving_s=self._leaving_s(state.world),
             )
         admission = drop_below_efficiency(admission, policy.least_efficiency)
-        has_native = self.native_cfs and policy.native and getattr(policy.controller, "native", False)
+        has_native = self.native_cfs and policy.native and has_flag(policy.controller, "chooses_native")
         if may_average_each_step and has_native:
             admission = with_native(admission, self.native_cfs)
         state.candidates = identify(forecast.candidate for forecast in admission.forecasts)

@@ -56,7 +56,7 @@ def record_run(path: Path, controller: Any, admit: Admitting, measure: Any, step
         sink(record)
 
     deciding, state = Deciding(controller, admit, emit), RunState()
-    deciding.open(2, ())
+    deciding.set_latency(2, ())
     pending: list[Measurement] = []
     decision = deciding.decide_first(state, [], 2)
     mode, previous = decision.candidate.mode, decision.candidate

@@ -57,7 +57,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
     """
     fit = _fit(x, bits, kind)
     if fit.level_products is None or fit.level_squares is None:
-        coding_error = torch.sub(x, _scaled(fit.values, fit.coded.scales), out=fit.values).view(-1)
+        coding_error = torch.sub(x, _scale_in_place(fit.values, fit.coded.scales), out=fit.values).view(-1)
         return fit.coded, energy(coding_error)
     x_squares = torch.linalg.vecdot(x, x) if fit.norms is None else fit.norms.square_()
     error_change = (fit.level_squares * fit.coded.scales).sub_(fit.level_products, alpha=2).mul_(fit.coded.scales)
@@ -67,7 +67,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:
     """Encode blocks as ``encode`` does; return codes, and decoded numbers: float32, shape ``[blocks, block]``."""
     fit = _fit(x, bits, kind)
-    return fit.coded, _scaled(fit.values, fit.coded.scales)
+    return fit.coded, _scale_in_place(fit.values, fit.coded.scales)
 
 
 def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, block: int) -> torch.Tensor:
@@ -85,7 +85,7 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
     """
     if bits == 8:
         numbers = packed.view(torch.int8).to(torch.float32, memory_format=torch.contiguous_format).mul_(1 / 127)
-        return _scaled(numbers, scales)
+        return _scale_in_place(numbers, scales)
     if bits == 3:
         low, high = packed[..., : block // 4], packed[..., block // 4 :]
         high_bits = (high.unsqueeze(-1) << shifts_of_nibbles(packed.device)).bitwise_and_(0xF00)
@@ -94,7 +94,7 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
         table = levels_of_bytes(bits, kind, packed.device)
         keys = packed.to(torch.int32, memory_format=torch.contiguous_format)
     numbers = table.index_select(0, keys.reshape(-1)).view(*scales.shape, block)
-    return _scaled(numbers, scales)
+    return _scale_in_place(numbers, scales)
 
 
 def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
@@ -123,6 +123,6 @@ def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
     return _Fit(Coded(packed_codes, scales), values, level_products, level_squares, norms)
 
 
-def _scaled(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _scale_in_place(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Multiply each block of values, ``[..., block]``, by its scale, ``[...]``, in place; return the values."""
     return values.mul_(scales.unsqueeze(-1))

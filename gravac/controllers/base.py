@@ -186,8 +186,8 @@ class Controller(Protocol[StateT]):
     Optional attributes, all of type bool; a missing attribute counts as false:
 
     - ``chooses_every``: true if the controller chooses between candidates that differ in ``every`` and ``delay`` alone.
-    - ``native``: true if the controller may choose candidates of mode ``native`` (DDP exchanges by itself), of which
-      only times are known. The same candidates in mode ``hook`` are then candidates, too.
+    - ``chooses_native``: true if the controller may choose candidates of mode ``native`` (DDP exchanges by itself), of
+      which only times are known. The same candidates in mode ``hook`` are then candidates, too.
     - ``states_cost``: true if the controller's reasons state how many more steps a candidate takes than dense
       (``cost_at_equal_samples``). If false, the engine appends that number to the reasons, from the forecast.
 
@@ -253,6 +253,15 @@ class Controller(Protocol[StateT]):
             dumped: the dict that ``dump`` returned, perhaps written as JSON and read again since.
             forecasts: forecasts of the candidates that may be chosen now, ascending by wire ratio, as for ``start``.
         """
+
+
+OptionalFlag = Literal["chooses_every", "chooses_native", "states_cost"]
+"""Name of an optional attribute of type bool of a ``Controller``."""
+
+
+def has_flag(controller: Controller[Any], flag: OptionalFlag) -> bool:
+    """Return the value of a controller's optional attribute of type bool; ``False`` if the controller lacks it."""
+    return bool(getattr(controller, flag, False))
 
 
 BELIEVED = "estimated from other programs"

@@ -184,7 +184,7 @@ class Goodput(Settings):
     keeps_all: ClassVar[bool] = False
     sixteen_bit: ClassVar[bool] = True
     chooses_every: ClassVar[bool] = True
-    native: ClassVar[bool] = True
+    chooses_native: ClassVar[bool] = True
     states_cost: ClassVar[bool] = True
 
     window: int = Field(default=12, ge=5)

@@ -107,7 +107,7 @@ class GraVAC(Settings):
     ewma: float = Field(default=0.32, gt=0, le=1)
 
     @property
-    def native(self) -> bool:
+    def chooses_native(self) -> bool:
         """True if native candidates (DDP exchanges by itself) may be chosen; false for Algorithm 1 as printed."""
         return not self.paper_literal
 

@@ -182,9 +182,9 @@ def expected_gain(
     if not all(0 < number < math.inf for number in (candidate_seconds, reference_seconds)):
         return 0.0  # the bounds on the time of a candidate that has not run may be 0 or infinite
     ratio = belief.efficiency / reference_belief.efficiency
-    advantage = math.log(ratio * reference_seconds / candidate_seconds)
+    log_goodput_ratio = math.log(ratio * reference_seconds / candidate_seconds)
     highest_efficiency = max(HIGHEST_EFFICIENCY, belief.efficiency)
-    largest_advantage = math.log(
+    largest_log_goodput_ratio = math.log(
         highest_efficiency / reference_belief.efficiency * reference_seconds / candidate_seconds
     )
     deviation_factor = max(
@@ -205,7 +205,7 @@ def expected_gain(
             or steps_tried + trials * trial_steps > LARGEST_STEP_FRACTION * run_steps
         ):
             break
-        gain = value_of_trials(advantage, deviation, scatter, trials, is_preferred, largest_advantage)
+        gain = value_of_trials(log_goodput_ratio, deviation, scatter, trials, is_preferred, largest_log_goodput_ratio)
         largest_gain = max(
             largest_gain,
             gain * (steps_to_come - trials * (trial_steps + SETTLING_STEPS + length)) - cost_weight * price,

@@ -428,12 +428,12 @@ def expected_scatter(results: Learned | None, length: int) -> float:
 
 
 def value_of_trials(
-    advantage: float,
+    log_goodput_ratio: float,
     deviation: float,
     scatter: float,
     trials: int,
     preferred: bool,
-    largest_advantage: float = math.inf,
+    largest_log_goodput_ratio: float = math.inf,
 ) -> float:
     """Return the expected gain of a number of switchback trials, as a fraction of the progress to come.
 
@@ -442,30 +442,33 @@ def value_of_trials(
     the lower bound of efficiency.
 
     Args:
-        advantage: mean of log (goodput of the candidate / goodput of the reference), as assumed before the trials.
+        log_goodput_ratio: mean of log (goodput of the candidate / goodput of the reference), as assumed before the
+            trials.
         deviation: standard deviation of that logarithm: the uncertainty before the trials.
         scatter: standard deviation of that logarithm as a single trial measures it.
         trials: number of trials.
         preferred: whether the decision without trials is for the candidate, rather than for the reference.
-        largest_advantage: largest possible value of that logarithm; higher values count as this value.
+        largest_log_goodput_ratio: largest possible value of that logarithm; higher values count as this value.
 
     Example:
         >>> value_of_trials(0.1, 0.2, 0.3, trials=4, preferred=False) > value_of_trials(0.1, 0.2, 0.3, 1, False) > 0
         True
         >>> value_of_trials(0.1, 0.0, 0.3, trials=4, preferred=True)
         0.0
-        >>> value_of_trials(-1.0, 3.0, 0.3, trials=4, preferred=False, largest_advantage=-0.1)
+        >>> value_of_trials(-1.0, 3.0, 0.3, trials=4, preferred=False, largest_log_goodput_ratio=-0.1)
         0.0
     """
     noise = scatter / math.sqrt(trials)
     variance = deviation**2 + noise**2
-    if not variance or not deviation or (largest_advantage <= 0 and not preferred):
+    if not variance or not deviation or (largest_log_goodput_ratio <= 0 and not preferred):
         return 0.0
     deviation_of_mean = deviation**2 / math.sqrt(variance)  # of the posterior mean, as expected before the trials
     margin = _NORMAL.inv_cdf(SURE) * deviation * noise / math.sqrt(variance)  # from posterior mean to lower bound
-    gain_if_chosen = _limited_mean_above(margin, advantage, deviation_of_mean, largest_advantage)
+    gain_if_chosen = _limited_mean_above(margin, log_goodput_ratio, deviation_of_mean, largest_log_goodput_ratio)
     return gain_if_chosen - (
-        _limited_mean_above(-math.inf, advantage, deviation_of_mean, largest_advantage) if preferred else 0.0
+        _limited_mean_above(-math.inf, log_goodput_ratio, deviation_of_mean, largest_log_goodput_ratio)
+        if preferred
+        else 0.0
     )
 
 

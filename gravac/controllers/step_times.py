@@ -229,11 +229,11 @@ class StepTimeBounds:
         """
         if not self.link_changed:
             return forecast.leaving_s or 0.0
-        dense, growth = self.forecasts[0], self._link_slowdown(min)
-        dense_growth = self._shortest_exchange(dense) / dense.exchange_s if dense.exchange_s else 1.0
-        if self._two_sizes_timed or growth == math.inf:
-            growth = 1.0
-        return max(dense_growth, growth) * (forecast.leaving_s or 0.0)
+        dense, slowdown = self.forecasts[0], self._link_slowdown(min)
+        dense_slowdown = self._shortest_exchange(dense) / dense.exchange_s if dense.exchange_s else 1.0
+        if self._two_sizes_timed or slowdown == math.inf:
+            slowdown = 1.0
+        return max(dense_slowdown, slowdown) * (forecast.leaving_s or 0.0)
 
     def waiting_fraction(self, entry: GoodputEntry) -> float:
         """Return seconds waited for the exchange / seconds of the step: the largest share that fewer bytes can save."""

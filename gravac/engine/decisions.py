@@ -106,7 +106,7 @@ class Deciding:
         forecast = next((forecast for forecast in self.forecasts if forecast.candidate == candidate), None)
         return 0.0 if forecast is None else forecast.exchange_s or 0.0
 
-    def open(self, latency: int, timed_cfs: Iterable[float]) -> None:
+    def set_latency(self, latency: int, timed_cfs: Iterable[float]) -> None:
         """Set after how many steps decisions take effect, and at which CFs coding was timed.
 
         Args:

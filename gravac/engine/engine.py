@@ -186,7 +186,7 @@ class Engine:
         """
         self.averager.rank, self.averager.world = executor.rank, executor.world
         self.state.rank, self.state.world = executor.rank, executor.world
-        self.deciding.open(executor.latency, timed_cfs)
+        self.deciding.set_latency(executor.latency, timed_cfs)
         self._executor = executor
         self._agreement = Agreement(executor, self.state, self._observe)
         self._schedule = schedule_of(self._agreement)
@@ -217,13 +217,13 @@ class Engine:
         executor.call(lambda: in_flight.append(executor.agree([[compute_s]])), functools.partial(fail, decided))
         executor.drain()
 
-        def decide() -> None:
+        def decide_by_compute_time() -> None:
             with named_failure(self.state, lambda: "the compute time of a step"):
                 ((total,),) = executor.agreed(in_flight[0])
             self.state.compute_s = total / executor.agree_world
             decided.set_result(self._first_decision(self.forms).candidate)
 
-        executor.call(decide, functools.partial(fail, decided))
+        executor.call(decide_by_compute_time, functools.partial(fail, decided))
         return decided
 
     def decide_first(self) -> "Future[Candidate]":
@@ -235,11 +235,11 @@ class Engine:
         self.open()
         decided: Future[Candidate] = Future()
 
-        def decide() -> None:
+        def decide_if_undecided() -> None:
             decision = self.decision or self._first_decision(self.forms)
             decided.set_result(decision.candidate)
 
-        self.executor.call(decide, functools.partial(fail, decided))
+        self.executor.call(decide_if_undecided, functools.partial(fail, decided))
         return decided
 
     def residuals(self) -> dict[str, torch.Tensor]:

@@ -8,7 +8,15 @@ from typing import Any
 
 from gravac.candidate import Candidate, Forecast
 from gravac.collectives import wire_ratio
-from gravac.controllers.base import Controller, Decision, Measurement, Progress, Summary, cost_at_equal_samples
+from gravac.controllers.base import (
+    Controller,
+    Decision,
+    Measurement,
+    Progress,
+    Summary,
+    cost_at_equal_samples,
+    has_flag,
+)
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
 from gravac.measurement import LocalMeasurement
@@ -59,7 +67,7 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
         controller's reasons state the cost already.
     """
     forecast = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
-    if forecast is None or getattr(controller, "states_cost", False):
+    if forecast is None or has_flag(controller, "states_cost"):
         return decision
     cost = cost_at_equal_samples(forecast.efficiency, forecast.least_efficiency)
     if not cost:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast
-from gravac.controllers.base import Controller, Decision, Measurement, adapt_to_latency
+from gravac.controllers.base import Controller, Decision, Measurement, adapt_to_latency, has_flag
 from gravac.engine.agreement import gain
 from gravac.engine.records import decision_record, holds_from, with_cost
 from gravac.modes.outer.candidates import check_chooses_every
@@ -246,7 +246,7 @@ def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tupl
     """
     controller, base = policy.controller, policy.base
     forecasts = run.forecasts
-    if not (policy.native and getattr(controller, "native", False)):
+    if not (policy.native and has_flag(controller, "chooses_native")):
         forecasts = _without_native(forecasts)
     candidates = [forecast.candidate for forecast in forecasts]
     if not (candidates and candidates[0].dense):

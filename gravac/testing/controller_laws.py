@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast, Mode, Span
-from gravac.controllers.base import LATENCY, SHADOWS, Controller, Decision, Measurement
+from gravac.controllers.base import LATENCY, SHADOWS, Controller, Decision, Measurement, has_flag
 
 STEPS = 400
 """Number of steps for which a law runs a controller: 20 windows of 20 steps."""
@@ -329,7 +329,7 @@ def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
     """Check that after ``restore`` with fewer or more candidates, decisions have only the candidates of ``restore``."""
     all_forecasts = forecasts_of(controller)
     forecast_lists = [all_forecasts[:1], all_forecasts[:2], (all_forecasts[0], *all_forecasts[2:]), all_forecasts]
-    if getattr(controller, "native", False):
+    if has_flag(controller, "chooses_native"):
         forecast_lists += [
             (forecast_of(DENSE, 1.0, "native"), *all_forecasts[1:]),
             (forecast_of(DENSE, 1.0, "native"),),
@@ -427,7 +427,7 @@ def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Meas
     cases = [wide_range, narrow_range, (dense_16_bit, *wide_range[1:])]
     if controller.sixteen_bit:
         cases += [(wide_range[0], dense_16_bit, *wide_range[1:]), (wide_range[0], dense_16_bit)]
-    if getattr(controller, "native", False):
+    if has_flag(controller, "chooses_native"):
         dense_native = forecast_of(DENSE, 1.0, "native")
         cases += [(dense_native, *wide_range[1:]), (dense_native,)]
         if controller.sixteen_bit:

@@ -222,34 +222,36 @@ def test_a_very_uncertain_efficiency_is_no_reason_for_trials_if_steps_are_hardly
 
 
 @given(
-    advantage=st.floats(-1, 1),
+    log_goodput_ratio=st.floats(-1, 1),
     deviation=st.floats(0.01, 4),
     scatter=st.floats(0.1, 1.0),
     limits=st.tuples(st.floats(-1, 1), st.floats(-1, 1)).map(sorted),
     trials=st.integers(1, 6),
 )
-def test_trials_gain_at_most_the_largest_advantage(
-    advantage: float, deviation: float, scatter: float, limits: list[float], trials: int
+def test_trials_gain_at_most_the_largest_log_goodput_ratio(
+    log_goodput_ratio: float, deviation: float, scatter: float, limits: list[float], trials: int
 ) -> None:
     low, high = (
-        value_of_trials(advantage, deviation, scatter, trials, preferred=False, largest_advantage=limit)
+        value_of_trials(log_goodput_ratio, deviation, scatter, trials, preferred=False, largest_log_goodput_ratio=limit)
         for limit in limits
     )
     assert -1e-9 <= low <= max(0.0, limits[0]) + 1e-9
     assert low <= high + 1e-9
-    unlimited = value_of_trials(advantage, deviation, scatter, trials, preferred=False)
+    unlimited = value_of_trials(log_goodput_ratio, deviation, scatter, trials, preferred=False)
     assert high <= unlimited + 1e-9
 
 
-@given(advantage=st.floats(-1, 1), deviation=st.floats(0.01, 1), scatter=st.floats(0.1, 1.0))
+@given(log_goodput_ratio=st.floats(-1, 1), deviation=st.floats(0.01, 1), scatter=st.floats(0.1, 1.0))
 def test_without_a_limit_the_mean_of_all_advantages_is_what_the_candidate_promises(
-    advantage: float, deviation: float, scatter: float
+    log_goodput_ratio: float, deviation: float, scatter: float
 ) -> None:
     """So the worth of trials differs by the promise between a decision for the candidate and one for the reference."""
-    preferred, other = (value_of_trials(advantage, deviation, scatter, 4, preferred) for preferred in (True, False))
-    assert other - preferred == pytest.approx(advantage, abs=1e-9)
+    preferred, other = (
+        value_of_trials(log_goodput_ratio, deviation, scatter, 4, preferred) for preferred in (True, False)
+    )
+    assert other - preferred == pytest.approx(log_goodput_ratio, abs=1e-9)
 
 
-@given(advantage=st.floats(-1, 1), scatter=st.floats(0.1, 1.0))
-def test_what_is_known_is_not_worth_measuring(advantage: float, scatter: float) -> None:
-    assert value_of_trials(advantage, 0.0, scatter, trials=4, preferred=advantage > 0) <= 0
+@given(log_goodput_ratio=st.floats(-1, 1), scatter=st.floats(0.1, 1.0))
+def test_what_is_known_is_not_worth_measuring(log_goodput_ratio: float, scatter: float) -> None:
+    assert value_of_trials(log_goodput_ratio, 0.0, scatter, trials=4, preferred=log_goodput_ratio > 0) <= 0

@@ -28,7 +28,7 @@ class Scripted(Settings):
     keeps_all: ClassVar[bool] = True
     sixteen_bit: ClassVar[bool] = False
     chooses_every: ClassVar[bool] = True
-    native: ClassVar[bool] = True
+    chooses_native: ClassVar[bool] = True
 
     script: tuple[Entry, ...]
     watch: int = 5

@@ -19,6 +19,7 @@ from gravac.building import RunAdmission
 from gravac.candidate import Candidate
 from gravac.closeable import Closeable
 from gravac.collectives import Ledger
+from gravac.controllers.base import has_flag
 from gravac.controllers.state_dicts import identify
 from gravac.engine.admission import Admission, admit
 from gravac.engine.run_state import RunState
@@ -62,7 +63,7 @@ class ApartAlone:
                     candidates.forecast_at_every(forecast, every, state.compute_s, delay, state.world)
                     for delay in behind
                 ]
-                chooses = getattr(policy.controller, "chooses_every", False)
+                chooses = has_flag(policy.controller, "chooses_every")
                 forecasts += ways if chooses else [candidates.most_promising(ways)]
         screened = candidates.without_dominated(forecasts, policy.controller.keeps_all)
         state.candidates = identify(forecast.candidate for forecast in screened)

@@ -278,13 +278,13 @@ def _defer_signals() -> Iterator[None]:
         return
     received_signals: list[int] = []
     handled_signals = [number for number in TERMINATING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    handlers = {
+    previous_handlers = {
         number: signal.signal(number, lambda number, _: received_signals.append(number)) for number in handled_signals
     }
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if received_signals:
             signal.raise_signal(received_signals[0])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from gravac.candidate import Candidate, Forecast, Mode, Span
-from gravac.controllers.base import DEFAULT_STRETCH_STEPS, LATENCY, Controller, Decision, Measurement
+from gravac.controllers.base import DEFAULT_STRETCH_STEPS, LATENCY, Controller, Decision, Measurement, has_flag
 
 MAX_BLOCK_ROUNDS = 5
 """Maximum number of rounds in which a candidate runs before another candidate may run, in the random order.
@@ -168,12 +168,12 @@ class ShuffledController:
     @property
     def chooses_every(self) -> bool:
         """True if the inner controller chooses the number of steps from one exchange to the next."""
-        return bool(getattr(self.inner_controller, "chooses_every", False))
+        return has_flag(self.inner_controller, "chooses_every")
 
     @property
-    def native(self) -> bool:
+    def chooses_native(self) -> bool:
         """True if the inner controller may choose native steps."""
-        return bool(getattr(self.inner_controller, "native", False))
+        return has_flag(self.inner_controller, "chooses_native")
 
     def for_latency(self, latency: int) -> ShuffledController:
         """Return a copy of this controller for another latency.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from gravac.beliefs import Belief, beliefs_in_force, power_at
 from gravac.candidate import Forecast
 from gravac.compressors.profile import MEASURED_WORLD
-from gravac.controllers.base import Controller
+from gravac.controllers.base import Controller, has_flag
 from gravac.engine.admission import Admission
 from gravac.settings import SettingsError
 
@@ -67,7 +67,7 @@ def check_chooses_every(controller: Controller[Any], low: int, high: int) -> Non
     Raises:
         SettingsError: ``low`` is below ``high``, and the controller decides between compression factors only.
     """
-    if low < high and not getattr(controller, "chooses_every", False):
+    if low < high and not has_flag(controller, "chooses_every"):
         raise SettingsError(
             f"every: ({low}, {high}) needs a controller that chooses the number of steps, but controller "
             f"{controller.name!r} chooses the compression factor only; give one number, such as every=10, or "
