@@ -212,9 +212,12 @@ class Switch:
     def _forward_starts(self, *_: object) -> None:
         """Begin the forward of a step; first change the mode if the controller decided so.
 
-        Called as a forward pre-hook. Does nothing for a forward without gradients.
+        Called as a forward pre-hook. In a forward without gradients, only stops DDP from sending rank 0's buffers in outer
+        steps: the buffers of the last exchange are equal on all ranks, and a rank may evaluate alone.
         """
         if not torch.is_grad_enabled():
+            if self.mode == "outer":
+                self._source.silence_exchange()
             return
         if self._source.in_join and self._policy.every != (1, 1):
             raise RuntimeError(
@@ -340,10 +343,10 @@ class Switch:
 
         Called as a forward hook. ``_forward_starts`` turned the exchange off for this forward and its backward.
         """
-        if self.mode != "outer" or not torch.is_grad_enabled():
+        if self.mode != "outer":
             return
         self._source.restore_exchange()
-        if self._synced_forward:
+        if self._synced_forward and torch.is_grad_enabled():
             outputs: Iterator[Any] = tensors_in(output)
             for tensor in outputs:
                 if tensor.requires_grad:

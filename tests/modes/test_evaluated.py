@@ -10,7 +10,7 @@ import torch
 
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.modes.outer.sgd import OuterSGD
-from tests.distributed.training import batch, parallel
+from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HOOK, NATIVE, same, script
 from tests.modes.test_held import step, tensors_are_shared
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
@@ -119,3 +119,28 @@ def test_after_close_a_backward_raises_by_the_hook_and_averages_in_native_steps(
     for said in processes(trained_on_without_detaching, 2, False):
         assert "the compressor is closed; call compressor.detach() to continue training without" in said
     assert processes(trained_on_without_detaching, 2, True) == ["trained on, equal: True"] * 2
+
+
+def evaluated_alone(rank: int, world: int, evaluates: bool) -> list[torch.Tensor]:
+    """Train a model with BatchNorm in outer steps; rank 0 alone may evaluate it by ``ddp(x)`` within rounds."""
+    net = network()
+    ddp = parallel(torch.nn.Sequential(torch.nn.BatchNorm1d(net[0].in_features), net))
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    compressor = AdaptiveCompressor(topk, **{**SETTINGS, "outer": {"delay": 0}})
+    compressor.attach(ddp, trains)
+    for number in range(23):
+        step(ddp, trains, rank, number)
+        if evaluates and rank == 0 and number % 5 in (1, 4):
+            ddp.eval()
+            with torch.no_grad():
+                ddp(batch(7, 7)[0])
+            ddp.train()
+    compressor.close()
+    return [tensor.detach().clone() for tensor in ddp.module.state_dict().values()]
+
+
+def test_rank_0_alone_may_evaluate_a_model_with_buffers_in_outer_steps() -> None:
+    """DDP would send rank 0's buffers in that forward, which the other ranks would take for another message."""
+    alone, nobody = processes(evaluated_alone, 2, True), processes(evaluated_alone, 2, False)
+    for tensors, expected in zip(alone, nobody, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
