@@ -212,8 +212,8 @@ class Switch:
     def _forward_starts(self, *_: object) -> None:
         """Begin the forward of a step; first change the mode if the controller decided so.
 
-        Called as a forward pre-hook. In a forward without gradients, only stops DDP from sending rank 0's buffers in outer
-        steps: the buffers of the last exchange are equal on all ranks, and a rank may evaluate alone.
+        Called as a forward pre-hook. In a forward without gradients, only stops DDP from sending rank 0's buffers in
+        outer steps: the buffers of the last exchange are equal on all ranks, and a rank may evaluate alone.
         """
         if not torch.is_grad_enabled():
             if self.mode == "outer":

@@ -66,10 +66,17 @@ def in_rank(tests: Any, rank: int, world: int) -> None:
         return mesh_of(str(cpu.on_cpu(device_type)), *args, **kwargs)
 
     dist.init_process_group = over_gloo
-    for name, moved in (("init_device_mesh", mesh_on_cpu), ("DeviceMesh", _mesh_on_cpu)):
+    for name, moved in (("init_device_mesh", mesh_on_cpu), ("DeviceMesh", _MeshOnCPU)):
         if hasattr(tests, name):
             setattr(tests, name, moved)
 
 
-def _mesh_on_cpu(device_type: str, *args: Any, **kwargs: Any) -> device_mesh.DeviceMesh:
-    return device_mesh.DeviceMesh(str(cpu.on_cpu(device_type)), *args, **kwargs)
+class _MeshOnCPU:
+    """Makes a ``DeviceMesh`` of the CPU, by its name or of process groups."""
+
+    def __new__(cls, device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return device_mesh.DeviceMesh(str(cpu.on_cpu(device_type)), *args, **kwargs)
+
+    @staticmethod
+    def from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> device_mesh.DeviceMesh:
+        return device_mesh.DeviceMesh.from_group(group, str(cpu.on_cpu(device_type)), *args, **kwargs)
