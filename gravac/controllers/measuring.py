@@ -37,7 +37,7 @@ LARGEST_STEP_FRACTION = 0.15
 """Largest fraction of a run's steps that candidates under switchback trial may make."""
 
 MOST_CANDIDATES = 2
-"""Largest number of candidates that a run measures by switchback trials."""
+"""Largest number of candidates that a run tries in switchback trials, including trials that tell nothing."""
 
 MOST_TRIALS_AHEAD = 6
 """Largest number of further switchback trials that ``expected_gain`` considers together, since several trials may be
@@ -168,7 +168,7 @@ def expected_gain(
         is largest. 0 if trials cost more than they gain, or are not allowed.
     """
     earlier_results = state.trial_results(candidate)
-    if earlier_results is None and sum(learned.trials > 0 for learned in state.learned) >= MOST_CANDIDATES:
+    if earlier_results is None and len(state.learned) >= MOST_CANDIDATES:
         return 0.0
     if earlier_results is not None and (earlier_results.reference != reference or not earlier_results.trials):
         return 0.0

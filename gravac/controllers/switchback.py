@@ -232,7 +232,14 @@ def progress_text(progress: Progress) -> str:
         >>> text = progress_text(Progress(outer, hook, 0.77, 0.09, 4, 0.8, 0.74, 0.87))
         >>> text.split(" of the progress of ")
         ['a step of dense 1x every 10 steps makes 0.77 ± 0.09', 'a step of dense 1x in this run (4 switchback trials)']
+        >>> progress_text(Progress(outer, hook, 1.0, math.inf, 0, 0.8, 0.74, 0.87))
+        'the switchback trial of dense 1x every 10 steps tells nothing: the loss did not fall while dense 1x ran'
     """
+    if not progress.trials:
+        return (
+            f"the switchback trial of {progress.candidate} tells nothing: the loss did not fall while "
+            f"{progress.reference} ran"
+        )
     return (
         f"a step of {progress.candidate} makes {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step "
         f"of {progress.reference} in this run ({trials_made(progress.trials)})"

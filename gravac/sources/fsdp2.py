@@ -79,21 +79,26 @@ class _ParameterSlot:
         parameter_key: name of the parameter in that module.
         unit: number of the parameter's unit: the parameters that one ``fully_shard`` call holds.
         mesh: device mesh of the parameter in shards.
+        torch_state: torch's record of the parameter, which holds the gathered parameter, too; ``None`` if not known.
     """
 
     owner: torch.nn.Module
     parameter_key: str
     unit: int
     mesh: DeviceMesh
+    torch_state: Any
 
     @property
     def parameter(self) -> "torch.nn.Parameter | None":
         """The parameter in shards; ``None`` while torch has replaced it by the gathered parameter, as in forward.
 
-        With tensor parallelism, the gathered parameter is a ``DTensor``, too, but on a mesh of fewer dimensions.
+        With tensor parallelism, the gathered parameter is a ``DTensor``, too, but on a mesh of fewer dimensions; with
+        ``dp_mesh_dims``, it is a ``DTensor`` on the same mesh.
         """
         tensor = self.owner._parameters.get(self.parameter_key)
-        return tensor if isinstance(tensor, DTensor) and tensor.device_mesh == self.mesh else None
+        if not isinstance(tensor, DTensor) or tensor is getattr(self.torch_state, "_unsharded_param", None):
+            return None
+        return tensor if tensor.device_mesh == self.mesh else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,11 @@ class ShardedModel:
                 "AdaptiveCompressor(process_group=...) the ranks that hold the same shard"
             )
         averaged_parameter_ids = {id(parameter) for group in self._groups for parameter in _trained_parameters(group)}
-        self._parameter_slots = dict(_slots_to_average(module, averaged_parameter_ids if self._groups else None))
+        self._parameter_slots = dict(
+            _slots_to_average(
+                module, averaged_parameter_ids if self._groups else None, _torch_states(self._fsdp_modules)
+            )
+        )
         if not self._parameter_slots:
             raise ValueError("module: no parameter that requires a gradient is in shards; give a module to train")
         refuse_other_hooks(self.parameters)
@@ -374,7 +383,7 @@ def in_shards_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor
 
 
 def _slots_to_average(
-    module: torch.nn.Module, averaged_parameter_ids: "set[int] | None"
+    module: torch.nn.Module, averaged_parameter_ids: "set[int] | None", torch_states: dict[int, Any]
 ) -> Iterator[tuple[str, _ParameterSlot]]:
     """Yield, for each parameter to average, its name in the model and its ``_ParameterSlot``.
 
@@ -382,6 +391,7 @@ def _slots_to_average(
         module: the model.
         averaged_parameter_ids: ``id`` of each parameter to average; ``None``: all parameters in shards are to be
             averaged.
+        torch_states: torch's record of each parameter in shards, by the parameter's ``id``.
     """
     units: dict[int, int] = {}
     unit_of: dict[int, int] = {}
@@ -396,7 +406,8 @@ def _slots_to_average(
             if parameter.requires_grad and is_averaged and id(parameter) not in seen_ids:
                 seen_ids.add(id(parameter))
                 name = canonical_name(f"{path}.{parameter_key}" if path else parameter_key)
-                yield name, _ParameterSlot(child, parameter_key, unit_of[id(child)], parameter.device_mesh)
+                torch_state = torch_states.get(id(parameter))
+                yield name, _ParameterSlot(child, parameter_key, unit_of[id(child)], parameter.device_mesh, torch_state)
 
 
 def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
@@ -483,6 +494,21 @@ def _parameter_groups(unit: Any) -> list[Any]:
     if groups is not None:
         return list(groups)
     return [] if unit._fsdp_param_group is None else [unit._fsdp_param_group]
+
+
+def _torch_states(fsdp_modules: Iterable[Any]) -> dict[int, Any]:
+    """Return torch's record of each parameter in shards, by the parameter's ``id``.
+
+    Empty if this torch lacks a private name.
+
+    Args:
+        fsdp_modules: modules that ``fully_shard`` or ``replicate`` was called with.
+    """
+    try:
+        groups = [group for child in fsdp_modules for group in _parameter_groups(child._get_fsdp_state())]
+        return {id(state.sharded_param): state for group in groups for state in group.fsdp_params}
+    except AttributeError:
+        return {}
 
 
 def _trained_parameters(group: Any) -> list[torch.nn.Parameter]:

@@ -2,23 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """With dense gradients, training by gravac is bit for bit torch's own HSDP."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import fsdp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 
 from gravac import AdaptiveCompressor
 from tests.hsdp.training import MIXED, Block, dense, mesh_of, model, sharded, shards_of, train
 from tests.ranks import processes
 
 WORLD = 4
+
+MESH_NUMBERS = itertools.count()
 
 
 def wrapped_in_checkpoints() -> torch.nn.Module:
@@ -75,6 +79,29 @@ def units_of_two_groups() -> torch.nn.Module:
     return fully_shard(whole, mesh=mesh)
 
 
+def on_one_mesh() -> torch.nn.Module:
+    """Return the model in shards by names of a mesh's dimensions; gathered, a parameter is on that mesh, too."""
+    number = next(MESH_NUMBERS)  # other names for each mesh: torch takes an equal, older mesh for a parameter's
+    replicate_name, shard_name = f"replicate{number}", f"shard{number}"
+    mesh, whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=(replicate_name, shard_name)), model()
+    distribute_module(whole, mesh)
+    dimensions = fsdp.DataParallelMeshDims(shard=shard_name, replicate=replicate_name)
+    fully_shard(
+        whole, mesh=mesh, dp_mesh_dims=dimensions
+    )  # one unit: gathered before gravac's hook at a forward's start
+
+    def on_mesh(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (DTensor.from_local(inputs[0], mesh, [Replicate(), Replicate()], run_check=False),)
+
+    def off_mesh(_: torch.nn.Module, inputs: Any, output: Any) -> torch.Tensor:
+        local: torch.Tensor = output.to_local()
+        return local
+
+    whole.register_forward_pre_hook(on_mesh)
+    whole.register_forward_hook(off_mesh)
+    return whole
+
+
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (lambda: sharded(mesh_of(2)), {}),
     "one rank a replica": (lambda: sharded(mesh_of(4)), {}),
@@ -91,6 +118,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "replicate": (replicated, {}),
     "units of two groups": (units_of_two_groups, {}),
 }
+if hasattr(fsdp, "DataParallelMeshDims"):
+    CASES["one mesh"] = on_one_mesh, {}
 
 
 def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
@@ -107,7 +136,9 @@ def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-OFTEN = ("plain", "accumulation in shards", "bfloat16", "divide factor")
+OFTEN = tuple(
+    name for name in ("plain", "accumulation in shards", "bfloat16", "divide factor", "one mesh") if name in CASES
+)
 """Cases that run with all tests; ``make test-hsdp`` runs the others, too."""
 
 
