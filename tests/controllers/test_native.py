@@ -466,7 +466,7 @@ def test_gravac_goes_to_float16_only_where_gradients_fit() -> None:
 
 def test_algorithm_1_as_printed_is_never_native() -> None:
     literal = GraVAC(paper_literal=True)
-    assert not literal.native
+    assert not literal.chooses_native
     assert modes(list(drive(literal, GRAVAC[:1], gains(lambda step: 0.1), 60))) == {"hook"}
 
 
