@@ -86,9 +86,8 @@ def on_one_mesh() -> torch.nn.Module:
     mesh, whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=(replicate_name, shard_name)), model()
     distribute_module(whole, mesh)
     dimensions = fsdp.DataParallelMeshDims(shard=shard_name, replicate=replicate_name)
-    fully_shard(
-        whole, mesh=mesh, dp_mesh_dims=dimensions
-    )  # one unit: gathered before gravac's hook at a forward's start
+    # one unit, which torch gathers before gravac's hook at the start of a forward
+    fully_shard(whole, mesh=mesh, dp_mesh_dims=dimensions)
 
     def on_mesh(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (DTensor.from_local(inputs[0], mesh, [Replicate(), Replicate()], run_check=False),)
