@@ -244,7 +244,7 @@ class Goodput(Settings):
                 f"{first_candidate} to need the least time for coding and exchange, {milliseconds(added_s)} a step"
             )
         if len(forecasts) == 1:
-            reason = "no candidate sends fewer bytes than dense: keep dense for the whole run"
+            reason = f"no candidate sends fewer bytes than {first_candidate}: keep {first_candidate} for the whole run"
         return state, Decision(first_candidate, reason=reason)
 
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
@@ -546,7 +546,9 @@ class Goodput(Settings):
             incumbent_text = str(state.forecasts[best.position].candidate)
             incumbent_text += "" if best.position == previous_position else ", the best so far"
             ratio = goodput_bounds[trial_position] / goodput
-            return state, f"{finding.text}; try {trial_text(state, trial_position, ratio, incumbent_text, self.expire)}"
+            just_ran = trial_position == previous_position
+            trial = trial_text(state, trial_position, ratio, incumbent_text, self.expire, just_ran)
+            return state, f"{finding.text}; {trial}"
         if self._may_time_again(state, best):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)

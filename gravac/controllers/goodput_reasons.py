@@ -128,7 +128,9 @@ def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputE
     return f"{switch}: {step}{cost}, instead of {previous_time}" + (f" with {previous_cost}" if previous_cost else "")
 
 
-def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str, expire: int) -> str:
+def trial_text(
+    state: GoodputState, position: int, ratio: float, incumbent: str, expire: int, just_ran: bool = False
+) -> str:
     """Return a text that names a candidate to be tried, and says how much better than the best it may be at most.
 
     Args:
@@ -139,7 +141,12 @@ def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str,
         expire: age in windows from which the text states the age of the candidate's last measurement. The text also
             states the lower bound of the step time (``StepTimeBounds.shortest_step_seconds``), from which ``ratio``
             follows.
+        just_ran: whether the candidate ran in the window that has ended, so that the finding states time and cost.
     """
+    candidate, limit = state.forecasts[position].candidate, f"at most {times_text(ratio)} the progress per second of"
+    if just_ran:
+        shortest_text = milliseconds(state.step_time_bounds.shortest_step_seconds(position, expire))
+        return f"time {candidate} for another window, since a step may take only {shortest_text}: {limit} {incumbent}"
     entry, again = state.entry(position), ""
     if entry is not None:
         age = state.windows - entry.window
@@ -157,8 +164,7 @@ def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str,
         again = f" again ({timed_text})"
     cost = cost_text(state, position)
     cost = f", with {cost}" if cost else ""
-    candidate = state.forecasts[position].candidate
-    return f"{candidate}{again}{cost}: at most {times_text(ratio)} the progress per second of {incumbent}"
+    return f"try {candidate}{again}{cost}: {limit} {incumbent}"
 
 
 def times_text(ratio: float) -> str:

@@ -304,9 +304,9 @@ class GraVAC(Settings):
         )
         if gain < threshold:
             at_dense = state.rest_at_dense(self.dwell)
-            reason = f"gain {gain:.3g} at {lowest}, the lowest CF, is below ε {threshold:.3g}"
+            reason = f"gain {gain:.3g} at {lowest}, the lowest CF that compresses, is below ε {threshold:.3g}"
             return at_dense, f"{reason}: switched to {at_dense.running}"
-        reason = f"gain {gain:.3g} at {lowest}, the lowest CF,"
+        reason = f"gain {gain:.3g} at {lowest}, the lowest CF that compresses,"
         if self.epsilon_mode == "absolute":
             reason += f" is at least ε {threshold:.3g}"
         else:
@@ -455,7 +455,10 @@ class GraVAC(Settings):
         gain_moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if may_search and (gain_moved or candidate.dense):
             if state.reference is None:
-                reason = f"after a gain below ε {state.threshold:.3g}, no search has chosen {candidate} yet"
+                reason = (
+                    f"{candidate} runs since a gain was below ε {state.threshold:.3g}, and no search has "
+                    "confirmed it yet"
+                )
             elif candidate.dense:
                 reason = f"the gain of {candidate} is always 1 and cannot show a change"
             else:
@@ -478,7 +481,7 @@ class GraVAC(Settings):
         search_state = replace(
             state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.after_lowest, dwell=dwell
         )
-        return search_state, f"{reason}: search again from {search_state.running}"
+        return search_state, f"{reason}: try the CFs again, from {search_state.running} upwards"
 
     def _detect_change(self, state: GravacState) -> tuple[GravacState, str]:
         """Compare samples per second and learning rate with their values in the chosen candidate's first window.

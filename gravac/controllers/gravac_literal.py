@@ -129,8 +129,8 @@ def observe(settings: LiteralSettings, state: LiteralState, measured: Measuremen
         summary = state.window.summary("literal")
         state = _check(settings, state)
         reason += (
-            f"; from the next window on, the lowest CF in use (θ_min) is {state.theta_min:g}, and the CF that is tried "
-            f"is {state.theta_s:g} (θ_s) times as high"
+            f"; from the next window on, the lowest CF in use (θ_min) is {state.theta_min:g}, and a CF of "
+            f"{state.theta_s * state.theta_min:g} is tried (θ_s: {state.theta_s:g} times θ_min)"
         )
     if running == state.running and summary is None:
         return state, decide(state)
@@ -186,7 +186,7 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
     if state.delta_min is not None and state.delta_min >= settings.epsilon:
         return (
             state.floor,
-            f"gain {state.delta_min:.3g} at the lowest CF in use (δ_min) reaches ε {settings.epsilon:g}: run "
+            f"gain {state.delta_min:.3g} (δ_min) at the lowest CF in use is at least ε {settings.epsilon:g}: run "
             f"{state.candidates[state.floor]}",
         )
     return 0, f"no gain reaches ε {settings.epsilon:g}: run {state.candidates[0]}"
