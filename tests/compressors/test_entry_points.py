@@ -48,6 +48,12 @@ the_class = throwaway_comb:Comb
 comb = throwaway_comb:comb
 """
 
+COSTS = """
+    coding_costs: ClassVar = ((10, 2.0, 1.5), (1000, 1.0, 0.5))
+    efficiency_points: ClassVar = ((1, 1.0), (10, 0.9), (1000, 0.3))
+"""
+"""What the documented compressor leaves to whoever has measured it."""
+
 POLICY = """
 base = "comb"
 cf_range = [10, 1000]
@@ -68,7 +74,9 @@ def install(folder: Path, package: str, offered: str) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    (folder / "throwaway_comb.py").write_text(example("Comb"))
+    feedback = "    error_feedback: ClassVar[float] = 0.5\n"
+    assert feedback in example("Comb")
+    (folder / "throwaway_comb.py").write_text(example("Comb").replace(feedback, feedback + COSTS))
     (folder / "throwaway_climb.py").write_text(example("Climb") + CLIMB)
     (folder / "policy.toml").write_text(POLICY)
     install(folder, "throwaway", OFFERED)

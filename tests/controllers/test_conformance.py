@@ -113,7 +113,7 @@ def test_the_made_up_training_takes_gravac_through_all_it_can_do() -> None:
         "fell below ε 0.4: switched to dense",
         "at least until window",
         ", computed without sending, reaches ε",
-        " yet: search again",
+        " yet: try the CFs again",
         "differs by more than",
     ):
         assert transition in said, f"never happens: {transition}"
