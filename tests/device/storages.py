@@ -50,10 +50,13 @@ class Storages(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
+        grown = False
         for one in tree_leaves(made):
             if isinstance(one, torch.Tensor) and one.device.type == self.device:
                 storage = one.untyped_storage()
                 if storage._cdata not in self._made or self._made[storage._cdata][0].expired():
                     self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, self.live)
+                    grown = True
+        if grown:  # with no new storage no more bytes live than before; asking each for whether it lives takes long
+            self.peak = max(self.peak, self.live)
         return made
