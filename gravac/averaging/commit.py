@@ -142,11 +142,11 @@ class InPlace(CommitPolicy):
     """Commit policy that adds gradients to residuals in place, and subtracts them again if a gradient was not finite.
 
     Attributes:
-        names_with_gradient_added: names of the parameters whose residual now includes this step's gradient, because
-            their exchange has not ended.
+        uncommitted_parameters: names of the parameters to whose residual this step's gradient was added, and whose
+            exchange has not ended.
     """
 
-    names_with_gradient_added: set[str] = field(default_factory=set)
+    uncommitted_parameters: set[str] = field(default_factory=set)
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Return the tensor that the caller overwrites with a gradient plus its residual: the residual itself, flat.
@@ -155,12 +155,12 @@ class InPlace(CommitPolicy):
         """
         if self.checks_group_means or name not in self.residual:
             return super().buffer(name, gradient)
-        self.names_with_gradient_added.add(name)
+        self.uncommitted_parameters.add(name)
         return self.residual[name]
 
     def store_residual(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
         """Make the tensor ``unsent``, flat, the parameter's residual; ``None``: remove the residual."""
-        self.names_with_gradient_added.discard(name)
+        self.uncommitted_parameters.discard(name)
         if unsent is None:
             self.residual.pop(name, None)
         else:
@@ -169,8 +169,8 @@ class InPlace(CommitPolicy):
 
     def undo(self, name: str, gradient: torch.Tensor) -> None:
         """Subtract from the residual what this step added: the gradient, flat, and a part of ``releasing``."""
-        if name in self.names_with_gradient_added:
-            self.names_with_gradient_added.discard(name)
+        if name in self.uncommitted_parameters:
+            self.uncommitted_parameters.discard(name)
             residual = self.residual[name].sub_(gradient)
             if name in self.next_releasing:
                 releasing, remaining = self.releasing[name], self.next_releasing[name]
@@ -178,9 +178,9 @@ class InPlace(CommitPolicy):
         super().undo(name, gradient)
 
     def commit(self, finite: Verdict) -> None:
-        """End a step: clear ``next_releasing`` and ``names_with_gradient_added``, which hold for one step only."""
+        """End a step: forget which residuals this step released, and to which residuals it added gradients."""
         self.next_releasing.clear()
-        self.names_with_gradient_added.clear()
+        self.uncommitted_parameters.clear()
 
 
 @dataclass(eq=False)

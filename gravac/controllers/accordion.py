@@ -194,7 +194,7 @@ class Accordion(Settings):
 
     @property
     def _epochs_text(self) -> str:
-        """Interval between two comparisons of gradient norms, as text: number of epochs, and steps of an epoch."""
+        """Text for reasons: over which epochs gradient norms were compared, and how many steps an epoch has."""
         if self.every == 1:
             return f"from one epoch ({self._steps_per_epoch} steps) to the next"
         return f"within {self.every} epochs ({self._steps_per_epoch} steps each)"

@@ -268,7 +268,7 @@ BELIEVED = "estimated from other programs"
 """Word that decision reasons print as the source of an efficiency if no trial of the run has measured it."""
 
 
-def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
+def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str | None = BELIEVED) -> str:
     """Return a text that says how many more training steps a candidate needs for the same loss than dense averaging.
 
     The text is empty if ``efficiency`` and ``lower_bound`` are both 1.
@@ -277,7 +277,8 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
         efficiency: median of the belief about the candidate's statistical efficiency: progress of a step / progress of
             a step with dense gradient averaging.
         lower_bound: lower bound of that efficiency, by which controllers decide.
-        source: text that says where the efficiency comes from; printed in parentheses.
+        source: text that says where the efficiency comes from, printed in parentheses. ``None``: a short text, for a
+            reason that states the cost of a second candidate in full.
 
     Example:
         >>> cost, source = cost_at_equal_samples(0.96, 0.92).split(" (")
@@ -287,45 +288,36 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
         'estimated from other programs; to be safe, the controller assumes 9 % more steps)'
         >>> cost_at_equal_samples(1.0, 0.98, "4 trials")
         'about as many steps as dense for the same loss (4 trials; to be safe, the controller assumes 2 % more steps)'
-        >>> cost_at_equal_samples(1.0, 1.0)
-        ''
-    """
-    if efficiency == lower_bound == 1:
-        return ""
-    percent_at_bound = _percent_at_bound(efficiency, lower_bound)
-    safety = f"; to be safe, the controller assumes {percent_at_bound} % more steps" if percent_at_bound else ""
-    return f"about {more_steps_text(efficiency)} for the same loss ({source}{safety})"
-
-
-def short_cost_at_equal_samples(efficiency: float, lower_bound: float) -> str:
-    """Return the numbers of ``cost_at_equal_samples`` without an explanation, for a reason that states two costs.
-
-    Example:
-        >>> short_cost_at_equal_samples(0.96, 0.92), short_cost_at_equal_samples(1.0, 1.0)
+        >>> cost_at_equal_samples(0.96, 0.92, source=None), cost_at_equal_samples(1.0, 1.0)
         ('about 4 % more steps than dense (to be safe: 9 % more)', '')
     """
     if efficiency == lower_bound == 1:
         return ""
-    percent_at_bound = _percent_at_bound(efficiency, lower_bound)
-    safety = f" (to be safe: {percent_at_bound} % more)" if percent_at_bound else ""
-    return f"about {more_steps_text(efficiency)}{safety}"
-
-
-def _percent_at_bound(efficiency: float, lower_bound: float) -> str:
-    """Return the percentage of additional steps at the lower bound; empty if that at the median prints the same."""
-    percent, percent_at_bound = (f"{100 * (1 / max(progress, 1e-9) - 1):.0f}" for progress in (efficiency, lower_bound))
-    return percent_at_bound if percent_at_bound != percent else ""
+    percent, percent_at_bound = (f"{_additional_percent(progress):.0f}" for progress in (efficiency, lower_bound))
+    differs, cost = percent != percent_at_bound, f"about {more_steps_text(efficiency)}"
+    if source is None:
+        return cost + f" (to be safe: {percent_at_bound} % more)" * differs
+    safety = f"; to be safe, the controller assumes {percent_at_bound} % more steps" * differs
+    return f"{cost} for the same loss ({source}{safety})"
 
 
 def more_steps_text(efficiency: float) -> str:
-    """Return a text that says how many more training steps than dense averaging an efficiency means.
+    """Return a text that compares the number of training steps to a given loss with that of dense averaging.
+
+    Args:
+        efficiency: progress of a step / progress of a step with dense gradient averaging.
 
     Example:
         >>> more_steps_text(0.9), more_steps_text(1.0)
         ('11 % more steps than dense', 'as many steps as dense')
     """
-    extra_percent = 100 * (1 / max(efficiency, 1e-9) - 1)
-    return f"{extra_percent:.0f} % more steps than dense" if extra_percent >= 0.5 else "as many steps as dense"
+    percent = _additional_percent(efficiency)
+    return f"{percent:.0f} % more steps than dense" if percent >= 0.5 else "as many steps as dense"
+
+
+def _additional_percent(efficiency: float) -> float:
+    """Return how many percent more training steps than dense averaging an efficiency requires for the same loss."""
+    return 100 * (1 / max(efficiency, 1e-9) - 1)
 
 
 def adapt_to_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gravac.controllers.base import BELIEVED, cost_at_equal_samples, short_cost_at_equal_samples
+from gravac.controllers.base import BELIEVED, cost_at_equal_samples
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.step_times import GoodputEntry
 
@@ -78,7 +78,7 @@ def took_text(state: GoodputState, position: int, seconds: float, verb: str = "t
         seconds: time of a step, in seconds.
         verb: ``"took"`` for the steps of a trial, ``"takes"`` for steps of the chosen candidate.
     """
-    cost = short_cost_text(state, position)
+    cost = cost_text(state, position, in_short=True)
     needs = f" and needs {cost}" if cost else ""
     return f"{state.forecasts[position].candidate} {verb} {milliseconds(seconds)} a step{needs}"
 
@@ -119,7 +119,7 @@ def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputE
         previous_best: measurement of the candidate that it replaces.
     """
     candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
-    cost, previous_cost = cost_text(state, best.position), short_cost_text(state, previous_best.position)
+    cost, previous_cost = cost_text(state, best.position), cost_text(state, previous_best.position, in_short=True)
     cost = f", {cost}" if cost else ""
     switch, previous_time = f"from {previous_candidate} to {candidate}", milliseconds(previous_best.seconds)
     step = f"{milliseconds(best.seconds)} a step"
@@ -189,19 +189,18 @@ def trials_made(number: int) -> str:
     return "1 switchback trial" if number == 1 else f"{number} switchback trials"
 
 
-def cost_text(state: GoodputState, position: int) -> str:
+def cost_text(state: GoodputState, position: int, in_short: bool = False) -> str:
     """Return a text that says how many more steps a candidate needs to the same loss than dense averaging.
 
     The text says whether trials measured that number or gravac assumes it (``BELIEVED``). The text is empty for a
     candidate that certainly needs as many steps as dense.
+
+    Args:
+        state: state of the search.
+        position: index of the candidate in ``state.forecasts``.
+        in_short: whether to leave the source out, for a candidate beside the one that is chosen.
     """
     results = state.trial_results(position)
     source = f"measured by {trials_made(results.trials)}" if results and results.trials else BELIEVED
     belief = state.belief(position)
-    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)
-
-
-def short_cost_text(state: GoodputState, position: int) -> str:
-    """Return the numbers of ``cost_text`` without their source, for a candidate beside the one that is chosen."""
-    belief = state.belief(position)
-    return short_cost_at_equal_samples(belief.efficiency, belief.lower_bound)
+    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, None if in_short else source)

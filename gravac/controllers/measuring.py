@@ -37,7 +37,8 @@ LARGEST_STEP_FRACTION = 0.15
 """Largest fraction of a run's steps that candidates under switchback trial may make."""
 
 MOST_CANDIDATES = 2
-"""Largest number of candidates that a run tries in switchback trials, including trials that tell nothing."""
+"""Largest number of candidates on which a run makes switchback trials. A candidate counts even if no trial of it gave a
+result."""
 
 MOST_TRIALS_AHEAD = 6
 """Largest number of further switchback trials that ``expected_gain`` considers together, since several trials may be

@@ -127,7 +127,10 @@ def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool =
                 f"{files}: the measurements are of {len(count_of_commit)} commits (in brackets: number of "
                 f"measurements): {codes}; repeat all with one commit, or allow several commits in a table by --mixed"
             )
-        return f"runs of {len(count_of_commit)} commits (in brackets: number of runs): {codes}"
+        modified_text = "; + marks a commit with uncommitted changes" if "+" in codes else ""
+        return (
+            f"runs of {len(count_of_commit)} commits, each with its number of runs in brackets: {codes}{modified_text}"
+        )
     return "the commit of these runs was not recorded" if UNRECORDED in count_of_commit else ""
 
 

@@ -449,7 +449,7 @@ def _groups_with_replicas(fsdp_modules: Iterable[Any], raise_if_missing: bool) -
         SettingsError: this torch lacks a private name, and ``raise_if_missing``.
     """
     try:
-        groups = [group for child in fsdp_modules for group in _parameter_groups(child._get_fsdp_state())]
+        groups = _parameter_groups(fsdp_modules)
         return [group for group in groups if getattr(group.mesh_info, "replicate_process_group", None) is not None]
     except AttributeError as error:
         if not raise_if_missing:
@@ -484,16 +484,21 @@ def _is_root(fsdp_module: Any) -> "bool | None":
     return is_root
 
 
-def _parameter_groups(unit: Any) -> list[Any]:
-    """Return FSDP2's parameter groups of one ``fully_shard`` call; before torch 2.11, at most one group.
+def _parameter_groups(fsdp_modules: Iterable[Any]) -> list[Any]:
+    """Return FSDP2's parameter groups of several ``fully_shard`` calls; before torch 2.11, at most one for each call.
 
     Args:
-        unit: FSDP state of the module that ``fully_shard`` was called with.
+        fsdp_modules: modules that ``fully_shard`` or ``replicate`` was called with.
+
+    Raises:
+        AttributeError: this torch lacks a private name.
     """
-    groups = getattr(unit, "_fsdp_param_groups", None)
-    if groups is not None:
-        return list(groups)
-    return [] if unit._fsdp_param_group is None else [unit._fsdp_param_group]
+    groups: list[Any] = []
+    for module in fsdp_modules:
+        unit = module._get_fsdp_state()
+        unit_groups = getattr(unit, "_fsdp_param_groups", None)
+        groups += [unit._fsdp_param_group] if unit_groups is None else unit_groups
+    return [group for group in groups if group is not None]
 
 
 def _torch_states(fsdp_modules: Iterable[Any]) -> dict[int, Any]:
@@ -505,8 +510,9 @@ def _torch_states(fsdp_modules: Iterable[Any]) -> dict[int, Any]:
         fsdp_modules: modules that ``fully_shard`` or ``replicate`` was called with.
     """
     try:
-        groups = [group for child in fsdp_modules for group in _parameter_groups(child._get_fsdp_state())]
-        return {id(state.sharded_param): state for group in groups for state in group.fsdp_params}
+        return {
+            id(state.sharded_param): state for group in _parameter_groups(fsdp_modules) for state in group.fsdp_params
+        }
     except AttributeError:
         return {}
 

@@ -153,10 +153,9 @@ class TensorBoardSink:
         )
 
     def _write_end(self, end: EndRecord) -> None:
-        """Write what TensorBoard shows of a run that has ended.
+        """At the end of a run, write the last point of each curve, the table of candidate changes, and hyperparameters.
 
-        That is the last point of each curve, the table of candidate changes, and the page of hyperparameters, which
-        lists the run's settings and totals.
+        TensorBoard's page of hyperparameters lists the run's settings and totals.
         """
         self._finish()
         metrics = {page.END + name: total for name, total in end.metrics.items() if math.isfinite(total)}

@@ -95,7 +95,7 @@ def test_several_commits_are_refused_and_with_mixed_told(stamps: tuple[Stamp | N
     with pytest.raises(SettingsError, match=r"a\.json: the measurements are of 2 commits .*: .*0123456789.*--mixed"):
         commits_note(stamps, "a.json")
     assert commits_note(stamps, "a.json", allow_mixed=True).startswith(
-        "runs of 2 commits (in brackets: number of runs): "
+        "runs of 2 commits, each with its number of runs in brackets: "
     )
 
 
@@ -129,7 +129,10 @@ def test_a_report_of_several_commits_is_refused_and_with_mixed_says_so(
     assert "runs.json" in said and "0123456789+" in said and "--mixed" in said
     assert not (tmp_path / "page").exists()
     assert main([*asked, "--mixed"]) == 0
-    assert "runs of 2 commits (in brackets: number of runs): 0123456789 (1), 0123456789+ (1)" in capsys.readouterr().out
+    assert (
+        "runs of 2 commits, each with its number of runs in brackets: 0123456789 (1), 0123456789+ (1)"
+        in capsys.readouterr().out
+    )
     assert "runs of 2 commits" in (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
 
 
