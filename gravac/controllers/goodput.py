@@ -50,7 +50,6 @@ from pydantic import Field
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Decision, Measurement, more_steps_text
 from gravac.controllers.early_end import (
-    LARGEST_FIRST_STEP_RATIO,
     chosen_is_far_slower,
     explained_seconds,
     longest_expected_seconds,
@@ -58,6 +57,7 @@ from gravac.controllers.early_end import (
     trial_is_hopeless,
     window_may_be_paused,
 )
+from gravac.controllers.goodput_prices import ends_outer_steps, goodput_to_beat, may_time_again, may_try
 from gravac.controllers.goodput_reasons import (
     Finding,
     exchange_text,
@@ -94,69 +94,10 @@ from gravac.controllers.switchback import Switchback
 from gravac.controllers.window import Window
 from gravac.settings import Settings
 
-STARTING_BUDGET_STEPS = 25.0
-"""Budget for trials at the start of a run, and again after each change of the link, in steps of the best candidate. The
-fraction ``explore`` of the time since then is added to that budget."""
-
-FEWEST_TRIAL_ROUNDS = 3
-"""Smallest number of rounds (outer steps up to an exchange) in a trial. A decision after the first round takes effect
-only after this many rounds."""
-
 HARMLESS_EFFICIENCY = 0.4
 """Efficiency below which a trial may set training back by more than the trial's own steps. Candidates of lower
 efficiency are tried last. Example: nine steps of a rank-1 compressor, while the learning rate warmed up, set the task
 ``denoise`` back by 30 to 180 steps. Dropping the residual of these nine steps did not prevent that."""
-
-SETBACK_STEPS, SETTLED_STEPS = 15.0, 100
-"""``SETBACK_STEPS``: progress, in steps, that a switch from 1-bit compression to a candidate of higher efficiency may
-cost. ``SETTLED_STEPS``: smallest number of steps over which the cost of a switch is spread. The controller assumes that
-as many steps will follow as the run has made, and spreads the cost over that number if larger.
-
-After 1-bit steps, AdamW's second moments are too small for other candidates. On the task ``charlm``, a switch raises
-the loss by 0.014 to 0.024 nats for 40 steps. That is the progress of 10 to 20 steps
-(``docs/evidence/measurements.md``)."""
-
-COARSE_EFFICIENCY = 0.8
-"""Efficiency below which the controller assumes that a quantizer leaves AdamW's second moments as small as 1-bit
-compression does; see ``SETBACK_STEPS``."""
-
-OUTER_HYSTERESIS = 0.1
-"""Relative gain in goodput below which outer steps are not tried or chosen before switchback trials measured their
-progress. The efficiency of outer steps differs more from task to task than that of other candidates
-(``docs/evidence/outer.md``). Also, many outer steps give only a single measurement."""
-
-LEAST_WAITING_FRACTION = 0.03
-"""Time that a step waits for its exchange / time of the step, below which no candidate that sends fewer bytes is tried.
-Fewer bytes can save no more than that wait."""
-
-FULL_BUDGET_FRACTION = 0.5
-"""Fraction of a step's time that another candidate could save, above which trials get their whole budget (``explore``,
-``STARTING_BUDGET_STEPS``). Below, the budget shrinks in proportion to the fraction that could be saved. If native steps
-(DDP exchanges by itself) are best so far, the budget for trials of hook steps shrinks with the square. On a fast link,
-such trials seldom find a better candidate."""
-
-
-def trial_price(slowest_s: float, best_s: float, every: int = 1) -> float:
-    """Return an upper bound of the cost of a trial, in seconds: the time beyond that of steps of the best candidate.
-
-    A trial whose steps are far too slow ends after two steps, any other trial after four or more.
-
-    Args:
-        slowest_s: upper bound of the time of a step of the trial, in seconds.
-        best_s: time of a step of the best candidate so far, in seconds.
-        every: number of steps from one exchange to the next; if above 1, a trial lasts at least
-            ``FEWEST_TRIAL_ROUNDS * every`` steps.
-
-    Example:
-        >>> trial_price(slowest_s=0.2, best_s=0.1)  # four steps, each 0.1 s too long
-        0.4
-        >>> trial_price(slowest_s=2.0, best_s=0.1)  # two steps, each 1.9 s too long
-        3.8
-    """
-    steps, excess_s = FEW_STEPS + 1, slowest_s - best_s
-    if every > 1:
-        return max(steps, FEWEST_TRIAL_ROUNDS * every) * excess_s
-    return min(steps * excess_s, max(2 * excess_s, steps * (LARGEST_FIRST_STEP_RATIO - 1) * best_s))
 
 
 class Goodput(Settings):
@@ -371,7 +312,7 @@ class Goodput(Settings):
             lower_bound = state.belief(state.position, forecast.efficiency_at(state.window.gain)).lower_bound
             lost_s = max(0.0, steps * (seconds - lower_bound / state.goodput(best)))
             best_forecast = state.forecasts[best.position]
-            if _ends_outer_steps(best_forecast, forecast):
+            if ends_outer_steps(best_forecast, forecast):
                 lost_s += state.step_time_bounds.leaving_seconds(best_forecast)
             state = replace(state, spent=state.spent + lost_s)
         entry_before_trial = state.entry(state.position)
@@ -489,11 +430,11 @@ class Goodput(Settings):
         )
         current_entry = state.entry(state.position)
         assert current_entry is not None
-        may_try = start_position != state.position and state.may_run(start_position)
-        if not may_try or goodput_bound <= self._goodput_to_beat(state, current_entry, start_position):
+        may_start = start_position != state.position and state.may_run(start_position)
+        if not may_start or goodput_bound <= goodput_to_beat(state, current_entry, start_position, self.hysteresis):
             return self._try_or_hold(state, Finding(reason))
-        ends_outer_steps = _ends_outer_steps(state.forecast, state.forecasts[start_position])
-        if ends_outer_steps and not self._may_try(state, current_entry, start_position, goodput_bound):
+        leaves_outer_steps = ends_outer_steps(state.forecast, state.forecasts[start_position])
+        if leaves_outer_steps and not may_try(state, current_entry, start_position, goodput_bound, self.explore):
             return self._try_or_hold(state, Finding(reason))
         state = replace(state, phase=SEARCH, best=state.position, position=start_position)
         return state, f"{reason}; search again from {state.running}"
@@ -521,7 +462,8 @@ class Goodput(Settings):
         triable_positions = [
             position
             for position, bound in goodput_bounds.items()
-            if bound > self._goodput_to_beat(state, best, position) and self._may_try(state, best, position, bound)
+            if bound > goodput_to_beat(state, best, position, self.hysteresis)
+            and may_try(state, best, position, bound, self.explore)
         ]
         triable_positions = [
             position for position in triable_positions if not state.step_time_bounds.has_unbounded_time(position)
@@ -549,7 +491,7 @@ class Goodput(Settings):
             just_ran = trial_position == previous_position
             trial = trial_text(state, trial_position, ratio, incumbent_text, self.expire, just_ran)
             return state, f"{finding.text}; {trial}"
-        if self._may_time_again(state, best):
+        if may_time_again(state, best, self.explore):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
             again_text = f"time {state.running} again, since its slow steps may have been a pause of the machine"
@@ -563,50 +505,6 @@ class Goodput(Settings):
             conclusion = f"switched {switch_text(state, best, incumbent)}"
         return state, conclusion if finding.repeated else f"{finding.text}; {conclusion}"
 
-    def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, goodput_bound: float) -> bool:
-        """True if a trial of a candidate is worth its cost, and that cost is within what remains of the trials' budget.
-
-        Args:
-            state: state of the search.
-            best: measurement of the best candidate.
-            position: index, in ``state.forecasts``, of the candidate to be tried.
-            goodput_bound: upper bound of the candidate's goodput, in steps per second.
-        """
-        forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
-        mode, best_mode = forecast.candidate.mode, best_forecast.candidate.mode
-        spares_hook = mode == "native" and best_mode == "hook"  # gravac's hook itself may cost more than it saves
-        if (
-            not spares_hook
-            and forecast.wire_ratio >= best_forecast.wire_ratio
-            and state.step_time_bounds.waiting_fraction(best) < LEAST_WAITING_FRACTION
-        ):
-            return False
-        price_s = _price_of_trial(state, best, position, state.step_time_bounds.longest_step_seconds(position))
-        spendable_fraction = min(1.0, state.largest_gain(best) / FULL_BUDGET_FRACTION)
-        if best_mode == "native" and mode == "hook":
-            spendable_fraction **= 2
-        budget_s = self.explore * state.elapsed + STARTING_BUDGET_STEPS * best.seconds
-        if price_s > spendable_fraction * budget_s - state.spent:
-            return False
-        if mode != "outer" or best_mode == "outer":
-            return True
-        gain_s = max(state.steps, SETTLED_STEPS) * best.seconds * (goodput_bound / state.goodput(best) - 1)
-        return max(0.0, price_s) + state.step_time_bounds.leaving_seconds(forecast) <= gain_s
-
-    def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
-        """True if the suspect may run again to be timed, since a trial of it costs little enough.
-
-        The suspect is the candidate whose few slow steps were the only sign that the link became slower
-        (``GoodputState.suspect``). Perhaps the machine had only paused. The trial may cost at most the fraction
-        ``explore`` of the time since the link changed.
-        """
-        if state.suspect is None or state.suspect == best.position or not state.may_run(state.suspect):
-            return False
-        suspect_entry = state.entry(state.suspect)
-        if suspect_entry is None:
-            return False
-        return _price_of_trial(state, best, state.suspect, suspect_entry.seconds) <= self.explore * state.elapsed
-
     def _is_steady(self, state: GoodputState, seconds: float) -> bool:
         """True if ``seconds`` differs from the chosen candidate's measured step time by at most a share ``change``."""
         current_entry = state.entry(state.position)
@@ -615,74 +513,13 @@ class Goodput(Settings):
     def _best_entry(self, state: GoodputState) -> GoodputEntry:
         """Return the measurement of the best candidate, which changes only if another candidate is clearly better.
 
-        Clearly better means a goodput above ``_goodput_to_beat``. Of the measured candidates, only the candidate of
+        Clearly better means a goodput above ``goodput_to_beat``. Of the measured candidates, only the candidate of
         highest goodput is compared with the best so far.
         """
         top_entry = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
         incumbent = state.entry(state.best)
-        if incumbent is None or state.goodput(top_entry) > self._goodput_to_beat(state, incumbent, top_entry.position):
+        if incumbent is None or state.goodput(top_entry) > goodput_to_beat(
+            state, incumbent, top_entry.position, self.hysteresis
+        ):
             return top_entry
         return incumbent
-
-    def _goodput_to_beat(self, state: GoodputState, incumbent: GoodputEntry, position: int) -> float:
-        """Return the goodput, in steps per second, that a candidate must exceed to be tried or to become the best.
-
-        Args:
-            state: state of the search.
-            incumbent: measurement of the candidate that is best so far.
-            position: index, in ``state.forecasts``, of the candidate that may be tried or become the best.
-        """
-        margin = self.hysteresis
-        is_coarse = state.forecasts[incumbent.position].by_gain and incumbent.efficiency < COARSE_EFFICIENCY
-        if is_coarse and state.efficiency(position) > incumbent.efficiency:
-            margin = max(margin, SETBACK_STEPS / max(state.steps, SETTLED_STEPS))
-        forecast, incumbent_forecast = state.forecasts[position], state.forecasts[incumbent.position]
-        if forecast.behind is not None and not state.was_tried(position):
-            margin = max(margin, OUTER_HYSTERESIS)
-        if forecast.candidate.mode == "native" and incumbent_forecast.candidate.mode == "hook":
-            margin = 0.0
-        return state.goodput(incumbent) * (1 + margin) * (1 + self._mode_change_price(state, incumbent, forecast))
-
-    def _mode_change_price(self, state: GoodputState, incumbent: GoodputEntry, forecast: Forecast) -> float:
-        """Return the relative cost of leaving outer steps, if exactly one of two candidates makes outer steps.
-
-        The cost is the time to make the ranks' models equal again, divided by the time of the steps made so far
-        (``SETTLED_STEPS`` if fewer). The result is 0 if both candidates make outer steps, or neither does.
-
-        Args:
-            state: state of the search.
-            incumbent: measurement of the candidate that is best so far.
-            forecast: forecast of the candidate that may replace the incumbent.
-        """
-        incumbent_forecast = state.forecasts[incumbent.position]
-        if (forecast.candidate.mode == "outer") == (incumbent_forecast.candidate.mode == "outer"):
-            return 0.0
-        leaving_s = state.step_time_bounds.leaving_seconds(
-            forecast if forecast.candidate.mode == "outer" else incumbent_forecast
-        )
-        return leaving_s / (max(state.steps, SETTLED_STEPS) * incumbent.seconds)
-
-
-def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest_s: float) -> float:
-    """Return an upper bound of the seconds by which a trial takes longer than as many steps of the best candidate.
-
-    If the best candidate makes outer steps, the time to leave these for the trial is included.
-
-    Args:
-        state: state of the search.
-        best: measurement of the best candidate.
-        position: index, in ``state.forecasts``, of the candidate to be tried.
-        slowest_s: upper bound of the time of a step of the candidate, in seconds.
-    """
-    forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
-    price_s = trial_price(slowest_s, best.seconds, forecast.candidate.every)
-    if forecast.candidate.mode == "native":
-        price_s = DEFAULT_STRETCH_STEPS * (slowest_s - best.seconds)
-    if _ends_outer_steps(best_forecast, forecast):
-        price_s = max(0.0, price_s) + state.step_time_bounds.leaving_seconds(best_forecast)
-    return price_s
-
-
-def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
-    """True if the current candidate makes outer steps, and the following candidate does not."""
-    return current.candidate.mode == "outer" and following.candidate.mode != "outer"

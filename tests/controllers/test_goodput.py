@@ -315,7 +315,9 @@ def test_one_bit_is_left_for_what_gains_more_than_that_sets_training_back(
 
     Only of quantizers, whose efficiency goes by gain.
     """
-    monkeypatch.setattr("gravac.controllers.goodput.COARSE_EFFICIENCY", 0.9)  # one bit of this ladder is worth 0.89
+    monkeypatch.setattr(
+        "gravac.controllers.goodput_prices.COARSE_EFFICIENCY", 0.9
+    )  # one bit of this ladder is worth 0.89
     cluster = Cluster(0.08, lambda step: 3.0 if step < at else 0.56, CODING, booked=True)
     points = [((0.0, c.efficiency), (1.0, c.efficiency)) if by_gain and c.family == "quantize" else () for c in LADDER]
     forecasts = tuple(replace(c, by_gain=own) for c, own in zip(LADDER, points, strict=True))

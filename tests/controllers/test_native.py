@@ -16,7 +16,7 @@ from gravac import Goodput, GraVAC
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS
-from gravac.controllers.goodput import LEAST_WAITING_FRACTION
+from gravac.controllers.goodput_prices import LEAST_WAITING_FRACTION
 from gravac.controllers.goodput_reasons import Finding
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.native import LARGEST_FLOAT16_NORM, LONGEST_STRETCH_SECONDS, LONGEST_STRETCH_STEPS, fits_float16
