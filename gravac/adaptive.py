@@ -240,7 +240,7 @@ class AdaptiveCompressor(Closeable):
         """Create a compressor from all settings of a run.
 
         Args:
-            settings: settings of the run; ``settings.probe`` must be True if ``probe`` is given.
+            settings: settings of the run; ``settings.probe`` is taken as True if ``probe`` is given.
             sinks: functions, each of which is called with every record of the run, on rank 0; see ``Sink``.
             process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
             probe: function without arguments that returns the mean loss on this rank's fixed batches, see

@@ -72,7 +72,7 @@ class Candidate:
 
     @property
     def pace_suffix(self) -> str:
-        """Text with which a candidate's name ends within a sentence: how often ranks exchange, and the delay if any.
+        """End of a candidate's name in a sentence: how often ranks exchange, and the delay if any.
 
         Begins with a space. Empty if ranks exchange in each step and apply the mean at once.
 

@@ -255,7 +255,7 @@ class AtStepEnd(CommitPolicy):
         self.pending_residuals.update(zip(names, copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
-        """End a step: store the new residuals if all gradients of the step were ``finite``; otherwise drop them."""
+        """End a step: keep its new residuals if all its gradients were ``finite``; otherwise keep the old residuals."""
         for name, unsent in self.pending_residuals.items() if finite is not False else ():
             previous_residual = self.residual.pop(name, None)
             if previous_residual is not None and previous_residual.dtype != torch.bfloat16:

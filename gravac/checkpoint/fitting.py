@@ -186,7 +186,8 @@ class RankState(Fields):
     """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it; see ``RunState`` for fields not listed here.
 
     Attributes:
-        aside: the part of each parameter's unsent rest that is in the compressor's own memory, flat, by parameter name.
+        aside: part of each parameter's unsent gradient that the compressor's memory has, not the residual; flat, by
+            parameter name.
         outer: state of outer steps, see ``OuterState``; ``None`` in other modes.
         shards: positions of this rank's shards in the whole parameters, by parameter name; ``None`` if each rank has
             whole parameters.

@@ -209,7 +209,7 @@ def _describe_cfs(cfs: Sequence[float]) -> str:
 
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
-    """Return the decisions by the step that they hold from.
+    """Return the decisions, grouped by the first step to which they apply.
 
     Args:
         records: decisions, ordered by step.

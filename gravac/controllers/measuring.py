@@ -150,10 +150,10 @@ def steps_of_trial(candidate: Candidate) -> int:
 def expected_gain(
     state: GoodputState, candidate: int, reference: int, length: int, total_steps: int | None, expire: int
 ) -> float:
-    """Return the gain expected of further switchback trials, minus their cost, weighted as ``COST_WEIGHT`` says.
+    """Return the gain expected of further switchback trials, minus their cost, which is weighted (``COST_WEIGHT``).
 
-    Both are in steps of the best candidate. The gain is the progress that the rest of the run makes in addition, since
-    the trials lead to better decisions.
+    Gain and cost are in steps of the best candidate. The gain is the progress that the rest of the run makes in
+    addition, since the trials lead to better decisions.
 
     Args:
         state: state of the search, with the results of trials so far.

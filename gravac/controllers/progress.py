@@ -57,9 +57,9 @@ RATIO_BIAS = 0.1
 
 OUTER_OVERSTATEMENT = 1.3
 """Factor by which switchback trials of outer steps overstate a ratio of efficiencies, in comparison with whole runs.
-``SETTLING_STEPS`` after outer steps ended, the averaging of weights still lowers the loss by more than in the long run.
-The factor is a geometric mean over the four training programs of ``make measure-switchback``; the standard error of its
-logarithm is 0.09. For candidates that average gradients in each step, the factor is 1 within its error."""
+The reason: ``SETTLING_STEPS`` after outer steps ended, averaged weights still lower the loss by an amount that later
+shrinks. The factor is a geometric mean over the four training programs of ``make measure-switchback``; the standard
+error of its logarithm is 0.09. For candidates that average gradients in each step, the factor is 1 within its error."""
 
 READING_NOISE = 0.2
 """Standard deviation of the ratio of efficiencies that a switchback trial measures, due to the noise of the readings of
@@ -164,8 +164,8 @@ class Trials:
     def ended_count(self) -> int:
         """Number of ended trials.
 
-        A trial ends with the last reading of the loss in the reference's steps after those of the candidate. The
-        reference is the candidate that trials compare with.
+        In a trial, a candidate runs between two stretches of steps of the reference, the candidate to compare with. The
+        last reading of the loss in the second stretch ends the trial.
         """
         return max(0, len(self.reference_readings) - 1)
 

@@ -513,7 +513,8 @@ def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
 def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
     """Return six tensors of odd random weights, each ``[BLOCK_WORDS]``, int64; the same on all ranks.
 
-    The first tensor has the weights for sums of a tensor's 8-byte words, the second for sums of these sums, and so on.
+    Each is for one level of sums: the first weighs the 8-byte words of what is summed, the second the sums of blocks of
+    words, and so on.
     """
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62

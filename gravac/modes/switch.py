@@ -339,9 +339,10 @@ class Switch:
         self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
-        """In outer steps, turn the exchange on again, and register hooks that run when the forward's backward begins.
+        """In outer steps, restore DDP's exchange setting, and register hooks that run when backward begins.
 
-        Called as a forward hook. ``_forward_starts`` turned the exchange off for this forward and its backward.
+        Called as a forward hook. DDP reads the setting in the forward only, so that this forward's backward exchanges
+        nothing.
         """
         if self.mode != "outer":
             return

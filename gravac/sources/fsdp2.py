@@ -134,14 +134,14 @@ class ShardedModel:
         replicas: process group of the ranks that hold the same shard.
         all_model_ranks: process group of all ranks that hold a part of the model; ``None``: these are the ranks of
             ``replicas``.
-        units: number of the unit (the parameters that one ``fully_shard`` call holds) of each averaged parameter, by
+        units: index of the unit (the parameters that one ``fully_shard`` call holds) of each averaged parameter, by
             name.
 
     Raises:
         SettingsError: no part of the model is in shards by FSDP2; or the mesh has no replicate dimension, and no
             ``process_group`` was given; or ``process_group`` has other ranks than the replicate dimension; or units
-            have different replicas; or ranks hold different parameters; or this torch lacks a private name; or the
-            model is a part of a larger model in shards.
+            have different replicas; or ranks hold different parameters; or this version of torch lacks a private
+            attribute that gravac uses; or the model is a part of a larger model in shards.
         TypeError: the model, or a part of it, is in shards by FSDP1.
         ValueError: no parameter that requires a gradient is in shards.
         RuntimeError: another hook uses gradients as soon as they are accumulated, such as that of an optimizer that
@@ -189,8 +189,9 @@ class ShardedModel:
     def refuse_part_of_larger_model(self) -> None:
         """Raise an error if torch trains the module as a part of a larger model in shards.
 
-        torch knows this only after the larger model's first forward. torch itself would average the other parts, so
-        ranks might start torch's exchanges and gravac's in different orders.
+        The reason for the error: torch would average the other parts itself, so that ranks might start torch's
+        exchanges and gravac's in different orders. Only after the larger model's first forward does torch know that
+        the module is a part.
 
         Raises:
             SettingsError: the module is a part of a larger model in shards.

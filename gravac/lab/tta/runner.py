@@ -146,7 +146,7 @@ class _MatrixRunner:
         """Train all runs, then runs with further seeds where times differ much; return all records.
 
         The records of the result file are included. Up to ``RunMatrix.more_seeds`` further seeds follow, for methods
-        whose times to the target differ by more than ``SPREAD`` between seeds.
+        whose times to the target differ between seeds by more than ``SPREAD`` of their median.
         """
         links = [parse_link(text) for text in self.matrix.links]
         all_methods = {(task, str(link)): self.methods for task in self.matrix.tasks for link in links}
@@ -193,7 +193,7 @@ class _MatrixRunner:
                 self._run_in_full(reference, link, link_methods)
 
     def _spread_methods(self, task: str, link: str) -> list[Method]:
-        """Return the methods whose times to the target differ by more than ``SPREAD`` between seeds.
+        """Return the methods whose times to the target differ between seeds by more than ``SPREAD`` of their median.
 
         Only methods that reached the target with every seed, and ran with two or more seeds, are returned.
         """

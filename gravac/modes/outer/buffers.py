@@ -176,7 +176,7 @@ class Buffers:
                 piece.flat.masked_fill_(~mean_applied, 0.0)
 
     def apply_anchors_if(self, mean_applied: Verdict) -> None:
-        """Move the module's buffers to the anchors if the fragment's mean was applied; otherwise keep the buffers.
+        """Call ``apply_anchors`` if the fragment's mean was applied; otherwise keep the module's buffers.
 
         Args:
             mean_applied: whether the mean of the fragment that was sent with the buffers was applied to its anchors; a

@@ -157,9 +157,9 @@ def delays_if_continued(
 ) -> tuple[int, ...]:
     """Return a candidate's delays in steps, ascending, in a new run or in a run that continues from a checkpoint.
 
-    A candidate in the checkpoint keeps its delays. A candidate that the checkpoint lacks was dropped by the earlier
-    run, in favor of a better candidate with the same ``every``, and must be dropped again. So each of its measured
-    delays above 0 is raised to the longest delay that the checkpoint has for this ``every``.
+    A candidate in the checkpoint keeps its delays. The earlier run dropped all other candidates, since one in the
+    checkpoint was at least as good. For such a candidate to be dropped again, each of its measured delays above 0 is
+    raised to the longest delay that the checkpoint has for this ``every``: efficiency falls with the delay.
 
     Args:
         checkpointed: delays of the checkpoint's candidates; empty in a new run.
