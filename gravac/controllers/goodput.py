@@ -283,12 +283,12 @@ class Goodput(Settings):
             remapped = with_current_positions(dumped, positions, forecasts)
             if remapped is None:
                 fresh_state, decision = self.start(forecasts)
-                reason = f"{missing_text(missing_names)}; no measurement is left: {decision.reason}"
+                reason = f"{missing_text(missing_names)}; no measurement is left; {decision.reason}"
                 return fresh_state, replace(decision, reason=reason)
             running = forecasts[remapped["position"]].candidate
             state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
             still_runs = dumped_candidates[dumped["position"]] in candidates
-            reason = "" if still_runs else f"; run {state.running}, the best of the measured candidates"
+            reason = f"; keep {state.running}" if still_runs else f"; run {state.running}, the best that was measured"
             reason = missing_text(missing_names) + reason if missing_names else ""
             return state, Decision(state.running, reason=reason, watch=state.watch)
         running = forecasts[dumped["position"]].candidate
@@ -402,7 +402,7 @@ class Goodput(Settings):
                 faster_state = state.after_link_change(min(seconds, entry.seconds))
                 return self._search_again(faster_state, f"{takes_text}: the link became faster")
             if state.link_is_unchanged(self.change):
-                takes_text += f", and {exchange_text(state)}: the link is as fast as before"
+                takes_text += f", and {exchange_text(state)}: the link is as fast as before, but not the rest of a step"
                 state = replace(state.after_drift(seconds, at_once=True), off=0)
                 return self._try_or_hold(state, Finding(takes_text))
             return self._search_again(
@@ -437,7 +437,7 @@ class Goodput(Settings):
         if leaves_outer_steps and not may_try(state, current_entry, start_position, goodput_bound, self.explore):
             return self._try_or_hold(state, Finding(reason))
         state = replace(state, phase=SEARCH, best=state.position, position=start_position)
-        return state, f"{reason}; search again from {state.running}"
+        return state, f"{reason}; search again, beginning with {state.running}"
 
     def _try_or_hold(self, state: GoodputState, finding: Finding) -> tuple[GoodputState, str]:
         """Start a trial of a candidate that could be better than the best candidate; without one, run the best.
@@ -494,7 +494,7 @@ class Goodput(Settings):
         if may_time_again(state, best, self.explore):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
-            again_text = f"time {state.running} again, since its slow steps may have been a pause of the machine"
+            again_text = f"time {state.running} again: its steps may only have been slow because the machine paused"
             return state, f"{finding.text}; {again_text}"
         state = replace(state, phase=HOLD, position=best.position)
         if best.position != previous_position:

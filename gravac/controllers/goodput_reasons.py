@@ -45,8 +45,9 @@ def missing_text(missing: Sequence[str]) -> str:
     """
     if not missing:
         return "this run has candidates that the checkpoint lacks"
-    unnamed_count = len(missing) - 3
-    names = ", ".join(missing[:3]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
+    more = [f"{len(missing) - 3} more"] if len(missing) > 3 else []
+    *first_names, last_name = [*missing[:3], *more]
+    names = f"{', '.join(first_names)} and {last_name}" if first_names else last_name
     noun = "candidate" if len(missing) == 1 else "candidates"
     return f"this run lacks the checkpoint's {noun} {names}, whose measurements are dropped"
 

@@ -369,9 +369,10 @@ class GraVAC(Settings):
         candidate = state.candidates[next_position]
         shadow_gain = state.window.shadow_gain(candidate.cf)
         if shadow_gain is not None and shadow_gain < state.threshold:
-            reason += f"; gain {shadow_gain:.3g} at {candidate}, computed without sending, is below ε"
-            return self._end_search(state, f"{reason}: refused without a run, with all higher CFs")
-        return replace(state, position=next_position, queue=state.queue[1:]), f"{reason}; try {candidate}"
+            refusal = f"computed without sending, is below ε: {candidate} and all higher CFs are not tried"
+            return self._end_search(state, f"{reason}; gain {shadow_gain:.3g} at {candidate}, {refusal}")
+        purpose = ", to compare its compression throughput" if candidate.dense else ""
+        return replace(state, position=next_position, queue=state.queue[1:]), f"{reason}; try {candidate}{purpose}"
 
     def _saturated_pair(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
         """Return the two measurements of highest throughput if these differ by at most the share ``omega``.
@@ -456,8 +457,8 @@ class GraVAC(Settings):
         if may_search and (gain_moved or candidate.dense):
             if state.reference is None:
                 reason = (
-                    f"{candidate} runs since a gain was below ε {state.threshold:.3g}, and no search has "
-                    "confirmed it yet"
+                    f"{candidate} runs because a gain at a higher CF was below ε {state.threshold:.3g}; no search "
+                    f"has chosen {candidate} yet"
                 )
             elif candidate.dense:
                 reason = f"the gain of {candidate} is always 1 and cannot show a change"
@@ -558,4 +559,4 @@ def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
 
 def _with_native_note(state: GravacState, reason: str) -> str:
     """Return the reason of a decision, with a note appended if DDP exchanges by itself in the next steps."""
-    return f"{reason}; from now on, DDP makes the dense exchange by itself: {state.runs}" if state.by_itself else reason
+    return f"{reason}; DDP itself makes the dense exchange from now on: {state.runs}" if state.by_itself else reason

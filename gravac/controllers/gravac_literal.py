@@ -180,16 +180,16 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return (
             state.candidate,
-            f"gain {state.delta_c:.3g} at the CF that is tried (δ_c) reaches ε {settings.epsilon:g}: run "
+            f"gain {state.delta_c:.3g} at the CF that is tried reaches ε {settings.epsilon:.3g}: run "
             f"{state.candidates[state.candidate]}",
         )
     if state.delta_min is not None and state.delta_min >= settings.epsilon:
         return (
             state.floor,
-            f"gain {state.delta_min:.3g} (δ_min) at the lowest CF in use is at least ε {settings.epsilon:g}: run "
-            f"{state.candidates[state.floor]}",
+            f"gain {state.delta_min:.3g} at {state.candidates[state.floor]}, the lowest CF in use (θ_min), is at least "
+            f"ε {settings.epsilon:.3g}: run {state.candidates[state.floor]}",
         )
-    return 0, f"no gain reaches ε {settings.epsilon:g}: run {state.candidates[0]}"
+    return 0, f"no gain reaches ε {settings.epsilon:.3g}: run {state.candidates[0]}"
 
 
 def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:

@@ -219,7 +219,7 @@ def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Dec
         state, trials=trials.start_settling(), position=trials.reference, window=window.following(reference)
     )
     ran_text = f"switchback trial: {candidate} ran for {trials.candidate_steps[-1]} steps"
-    reason = f"{ran_text}; run {reference} for {SETTLING_STEPS} steps, then read the loss again"
+    reason = f"{ran_text}; run {reference} again for {SETTLING_STEPS} steps, then read the loss"
     return state, Decision(reference, (), reason, summary, watch=SETTLING_STEPS)
 
 

@@ -72,8 +72,8 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
     cost = cost_at_equal_samples(forecast.efficiency, forecast.least_efficiency)
     if not cost:
         return decision
-    separator = "; " if decision.reason else ""
-    return replace(decision, reason=f"{decision.reason}{separator}{decision.candidate} needs {cost}")
+    reason = f"{decision.reason}; {decision.candidate} needs" if decision.reason else f"run {decision.candidate}, with"
+    return replace(decision, reason=f"{reason} {cost}")
 
 
 def holds_from(measured: Measurement, latency: int) -> int:

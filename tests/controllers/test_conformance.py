@@ -106,7 +106,7 @@ def test_the_made_up_training_takes_gravac_through_all_it_can_do() -> None:
         "sets ε",
         "try any 20x",
         "refused, with all higher CFs",
-        "refused without a run",
+        "and all higher CFs are not tried",
         "the best compression throughput",
         "keep any",
         "down to any 10x",

@@ -597,6 +597,6 @@ def test_a_state_restored_with_other_candidates_keeps_what_was_measured_of_those
     else:
         assert now.phase == "hold"
         assert now.running in known or now.running == state.forecasts[state.best].candidate
-        assert f"run {now.running}, the best of the measured candidates" in decision.reason
+        assert f"run {now.running}, the best that was measured" in decision.reason
     if gone:
         assert str(gone[0]) in decision.reason

@@ -84,7 +84,7 @@ def test_a_candidate_whose_shadow_gain_is_below_epsilon_is_refused_without_runni
     gain = by_cf({10: 0.9, 20: 0.8, 40: 0.4, 160: 0.9, 1000: 0.9})
     played = play(ABSOLUTE, Script(gain, FASTER), 100)
     assert played.path == [10, 20]
-    assert "gain 0.4 at topk 40x, computed without sending, is below ε: refused without a run" in played.reasons[1]
+    assert "gain 0.4 at topk 40x, computed without sending, is below ε: topk 40x and all higher" in played.reasons[1]
 
 
 def test_shadows_are_those_still_to_be_tried() -> None:
@@ -97,7 +97,7 @@ def test_a_second_search_asks_for_shadows_too() -> None:
     gain = until(120, GOOD, by_cf({10: 0.6, 20: 0.4, 40: 0.9, 160: 0.9, 1000: 0.4}))
     played = play(ABSOLUTE(dwell=9), Script(gain, FASTER), 250)
     assert played.path == [10, 20, 40, 160, 1000, 10]
-    refusal = "gain 0.4 at topk 20x, computed without sending, is below ε: refused without a run"
+    refusal = "gain 0.4 at topk 20x, computed without sending, is below ε: topk 20x and all higher"
     assert any(refusal in reason for reason in played.reasons)
 
 
@@ -213,7 +213,7 @@ def test_after_scaling_down_the_search_starts_again_when_the_dwell_is_over() -> 
     played = play(ABSOLUTE(dwell=20), Script(until(60, GOOD, fallen), FASTER, optimism=2), 400)
     assert played.path == [10, 20, 40, 160, 1000, 10, 20, 10]
     assert any(
-        "no search has confirmed it yet: try the CFs again, from topk 10x upwards" in reason
+        "no search has chosen topk 10x yet: try the CFs again, from topk 10x upwards" in reason
         for reason in played.reasons
     )
 

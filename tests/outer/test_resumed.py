@@ -145,7 +145,7 @@ def test_a_search_that_starts_anew_as_nothing_measured_can_be_chosen_any_more_sa
     again, (restored, other) = taken_up(states, every=(1, 5))
     (record,) = restored.history[len(first.outer[0].history) :]
     assert "this run lacks" in record.reason
-    assert "no measurement is left: start at" in record.reason
+    assert "no measurement is left; start at" in record.reason
     assert ran not in map(str, candidates(restored.state))
     assert record.changed
     assert restored == other

@@ -549,7 +549,7 @@ def start_record(candidate: Candidate) -> DecisionRecord:
         t_system=None,
         t_compression=None,
         phase="start",
-        reason="start",
+        reason=f"start at {candidate}",
         every=candidate.every,
         delay=candidate.delay,
         mode=candidate.mode,

@@ -26,7 +26,7 @@ at most this many rounds, and shuffles the blocks. With a maximum of 1, almost e
 """
 
 
-REASON = "which the adaptive run chose at another time"
+REASON = "by a random order of the candidates that an adaptive run chose"
 """Last words of each decision reason of ``ShuffledController``."""
 
 
