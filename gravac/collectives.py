@@ -15,7 +15,8 @@ import torch
 class AllReduce:
     """Request to sum a tensor over the ranks. The result is the sum, of the shape and dtype of ``tensor``.
 
-    The sum may overwrite ``tensor``.
+    ``rounds`` of a compressor gets a new tensor, and ``tensor`` stays as it is. A transport that gets an ``AllReduce``
+    directly may overwrite ``tensor`` with the sum.
 
     Attributes:
         tensor: tensor that this rank adds to the sum, of any shape; of the same shape and dtype on every rank.
