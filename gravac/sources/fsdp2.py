@@ -141,7 +141,8 @@ class ShardedModel:
         SettingsError: no part of the model is in shards by FSDP2; or the mesh has no replicate dimension, and no
             ``process_group`` was given; or ``process_group`` has other ranks than the replicate dimension; or units
             have different replicas; or ranks hold different parameters; or this version of torch lacks a private
-            attribute that gravac uses; or the model is a part of a larger model in shards.
+            attribute that gravac uses; or the model is a part of a larger model in shards; or ``set_all_reduce_hook``
+            was called.
         TypeError: the model, or a part of it, is in shards by FSDP1.
         ValueError: no parameter that requires a gradient is in shards.
         RuntimeError: another hook uses gradients as soon as they are accumulated, such as that of an optimizer that
@@ -166,6 +167,7 @@ class ShardedModel:
                 "use a mesh of two dimensions, init_device_mesh(..., mesh_dim_names=('replicate', 'shard')), or give "
                 "AdaptiveCompressor(process_group=...) the ranks that hold the same shard"
             )
+        self.refuse_all_reduce_hooks()
         averaged_parameter_ids = {id(parameter) for group in self._groups for parameter in _trained_parameters(group)}
         self._parameter_slots = dict(
             _slots_to_average(
@@ -201,6 +203,20 @@ class ShardedModel:
             raise SettingsError(
                 "module: torch trains it as a part of a larger model in shards, and would average the other parts "
                 "itself; attach to the larger model, whose forward the training loop calls"
+            )
+
+    def refuse_all_reduce_hooks(self) -> None:
+        """Raise an error if torch is to call a function of the user with gradients that torch has averaged.
+
+        The reason for the error: torch would call the function before gravac averages over the replicas.
+
+        Raises:
+            SettingsError: ``set_all_reduce_hook`` was called, and the mesh has a replicate dimension.
+        """
+        if any(getattr(group, "_all_reduce_hook", None) is not None for group in self._groups):
+            raise SettingsError(
+                "module: set_all_reduce_hook was called, but torch would call its hook before gravac averages the "
+                "gradients over the replicas; change averaged gradients in optimizer.register_step_pre_hook instead"
             )
 
     def _gather_shapes(self) -> None:

@@ -175,11 +175,12 @@ class FSDP2Source(HookedSource):
         """Complete the step of a failed backward, register missing hooks, and record that a forward begins now.
 
         Raises:
-            SettingsError: the module is a part of a larger model in shards.
+            SettingsError: the module is a part of a larger model in shards, or ``set_all_reduce_hook`` was called.
         """
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != NO_BACKWARD:
             return  # evaluation, or activation checkpointing, which computes a forward again
         self._model.refuse_part_of_larger_model()
+        self._model.refuse_all_reduce_hooks()
         self._complete_failed_backward()
         self._hook_parameters()
         if self._forward_began is None and not self.is_stopped:

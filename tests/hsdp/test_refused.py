@@ -46,6 +46,13 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         "samples": message_of(sharded(mesh), AdaptiveCompressor(every=10, outer={"samples": 8})),
         "frozen": message_of(sharded(mesh).requires_grad_(False)),
     }
+    hooked = sharded(mesh)
+    hooked[0].set_all_reduce_hook(lambda gradient: None)
+    found["all-reduce hook, at attach"] = message_of(hooked)
+    hooked_later = sharded(mesh)
+    AdaptiveCompressor().attach(hooked_later, ())
+    hooked_later[0].set_all_reduce_hook(lambda gradient: None)
+    found["all-reduce hook, at the next forward"] = forward_message(hooked_later)
     larger_model = sharded(mesh)
     compressor = AdaptiveCompressor()
     compressor.attach(larger_model[1], ())
@@ -75,6 +82,8 @@ def test_refused_by_name_with_the_remedy() -> None:
         assert "requires a gradient" in found["frozen"]
         for moment in ("at its forward", "after a forward"):
             assert "attach to the larger model, whose forward" in found[f"part, {moment}"]
+        for moment in ("at attach", "at the next forward"):
+            assert "set_all_reduce_hook was called" in found[f"all-reduce hook, {moment}"]
         assert found["part, detached"] == "no error"
         assert found["whole, after a forward"] == "attached"
         assert torch.__version__ in found["private name"]
