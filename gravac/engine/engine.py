@@ -118,6 +118,7 @@ class Engine:
         self.shard_places: Mapping[str, ShardPlace] = {}
         self._open_executor = open_executor
         self._executor: Executor | None = None
+        self._closed_ledger = Ledger()
         self._agreement: Agreement | None = None
         self._schedule: AgreementSchedule | None = None
         self._call_guarded = GuardedCaller()
@@ -429,8 +430,8 @@ class Engine:
 
     @property
     def ledger(self) -> Ledger:
-        """Counts of this rank's collectives and of their bytes since ``use``; zero without an executor."""
-        return self._executor.ledger if self._executor else Ledger()
+        """Counts of this rank's collectives and of their bytes since ``use``, also after ``close``; 0 before ``use``."""
+        return self._executor.ledger if self._executor else self._closed_ledger
 
     def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> RankSums:
         """Start to sum numbers over the ranks; return a handle of the sums. Called on every rank, between two steps.
@@ -505,6 +506,7 @@ class Engine:
             if failure is not None:
                 executor.abandon(failure)
             executor.close()
+            self._closed_ledger = executor.ledger
             self._agreement.drop_in_flight()
 
     # run by the executor

@@ -130,6 +130,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     seen += sum(swapped) // (world - 1)
     expected += sum(swapped)
     assert bool(swapped) == (pairwise and base.name == "topk")
+    compressor.close()  # what was counted stays
     return seen, expected, compressor.ledger.payload_bytes, {"wire": compressor.ledger.wire_bytes}
 
 
