@@ -30,7 +30,7 @@ from gravac.exchange.failures import ExchangeError
 from gravac.modes.outer.candidates import check_chooses_every
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.probe import ProbeLoss
-from gravac.opening import NOTHING_ELSE, RunOpening
+from gravac.opening import NO_FURTHER_TEXTS, RunOpening
 from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
 from gravac.restoring import Restoring
 from gravac.settings import SettingsError, short_repr
@@ -279,7 +279,7 @@ class AdaptiveCompressor(Closeable):
         )
         check_chooses_every(self.policy.controller, *self.policy.every)
         self._connection = ModelConnection(self._opening, probe, self.hook)
-        self._closed = self._idle = False
+        self._is_closed = self._is_idle = False
         self._idle_ddp: DistributedDataParallel | None = None
 
     def attach(
@@ -321,11 +321,11 @@ class AdaptiveCompressor(Closeable):
         """
         self._check_unattached()
         optimizers = optimizers_of(optimizer, self.policy.every)
-        inner = innermost(module) if isinstance(module, torch.nn.Module) else module
-        if reason := reason_to_idle(inner, self._requested_group, self.policy):
+        inner_module = innermost(module) if isinstance(module, torch.nn.Module) else module
+        if reason := reason_to_idle(inner_module, self._requested_group, self.policy):
             warnings.warn(f"gravac: {reason}: training continues without gravac", stacklevel=2)
-            self._connection.is_attached = self._idle = True
-            self._idle_ddp = inner if isinstance(inner, DistributedDataParallel) else None
+            self._connection.is_attached = self._is_idle = True
+            self._idle_ddp = inner_module if isinstance(inner_module, DistributedDataParallel) else None
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._opening.agree_group = agree_group
@@ -341,12 +341,12 @@ class AdaptiveCompressor(Closeable):
             RuntimeError: nothing is attached, a backward is running or pending, or this torch cannot detach; nothing
                 was changed.
         """
-        if self._idle:
-            self._connection.is_attached = self._idle = False
+        if self._is_idle:
+            self._connection.is_attached = self._is_idle = False
             self._idle_ddp = None
             return
         self._engine.drain()
-        self._connection.detach(ends_outer_steps=not self._closed)
+        self._connection.detach(ends_outer_steps=not self._is_closed)
 
     @contextmanager
     def synced(self) -> Iterator[None]:
@@ -387,7 +387,7 @@ class AdaptiveCompressor(Closeable):
             TypeError: the loss is no real number.
             ValueError: the tensor does not have one element.
         """
-        if self._connection.is_attached and not (self._idle or self._closed):
+        if self._connection.is_attached and not (self._is_idle or self._is_closed):
             self._engine.losses.add(loss)
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -396,7 +396,7 @@ class AdaptiveCompressor(Closeable):
         Raises:
             RuntimeError: nothing is attached.
         """
-        if self._idle:
+        if self._is_idle:
             return nullcontext() if self._idle_ddp is None else self._idle_ddp.no_sync()
         context = self._connection.accumulate()
         if context is not None:
@@ -433,7 +433,7 @@ class AdaptiveCompressor(Closeable):
         group: dist.ProcessGroup | None = None,
         agree_group: dist.ProcessGroup | None = None,
         executor: Executor | None = None,
-        same: Mapping[str, str] = NOTHING_ELSE,
+        same: Mapping[str, str] = NO_FURTHER_TEXTS,
     ) -> Engine:
         """Return the engine, which averages gradients that your own code passes to it; see ``gravac.engine.engine``.
 
@@ -472,7 +472,7 @@ class AdaptiveCompressor(Closeable):
         Returns:
             Future of the bucket's flat buffer, which then has the mean over the ranks.
         """
-        if self._closed:
+        if self._is_closed:
             return failed_future(
                 RuntimeError(
                     "gravac: the compressor is closed; call compressor.detach() to continue training without gravac"
@@ -482,7 +482,7 @@ class AdaptiveCompressor(Closeable):
 
     def _check_unattached(self) -> None:
         """Raise ``RuntimeError`` if the compressor is closed, or attached to a model."""
-        if self._closed:
+        if self._is_closed:
             raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
         if self._connection.is_attached:
             raise RuntimeError(
@@ -521,7 +521,7 @@ class AdaptiveCompressor(Closeable):
     @property
     def mode(self) -> Mode:
         """Mode of the present step: ``"native"`` (DDP exchanges by itself), ``"hook"`` or ``"outer"`` (gravac does)."""
-        if self._idle:
+        if self._is_idle:
             return "native"
         return "hook" if self._switch is None or self._switch.mode is None else self._switch.mode
 
@@ -596,13 +596,13 @@ class AdaptiveCompressor(Closeable):
         """
         if self._switch is not None:
             self._switch.prepare_to_save()
-        outer = self._outer_steps
+        outer_steps = self._outer_steps
         self._engine.drain()
         packed_state = pack(self.policy, self._engine, self._opening.group)
         return (
             packed_state
-            if outer is None
-            else {**packed_state, "outer": outer.with_local_weights(packed_state["outer"])}
+            if outer_steps is None
+            else {**packed_state, "outer": outer_steps.with_local_weights(packed_state["outer"])}
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -632,10 +632,10 @@ class AdaptiveCompressor(Closeable):
         raises. If the last step was native, DDP continues to average the gradients by itself. If the model is in
         shards, torch averages over its replicas after ``close``.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
-        outer = self._outer_steps
+        self._is_closed = True
+        outer_steps = self._outer_steps
         if self._switch is not None:
             self._switch.remove_hooks()  # from now on the user may train the module: no hook may replace its weights
         self._connection.stop_exchange()
@@ -647,13 +647,13 @@ class AdaptiveCompressor(Closeable):
                         f"gravac: close() waited {CLOSING_SECONDS:g} s for the exchange in flight, but a rank did "
                         "not answer; see the other ranks' logs"
                     )
-                elif outer is not None:
-                    outer.wait_for_exchanges()  # an evaluation waits, too: so all ranks end with the same anchors
+                elif outer_steps is not None:
+                    outer_steps.wait_for_exchanges()  # an evaluation waits, too: so all ranks end with the same anchors
             except Exception as error:
                 failure = error
             finally:
-                if outer is not None:
-                    outer.hold_anchors()
+                if outer_steps is not None:
+                    outer_steps.hold_anchors()
             state = self._engine.state
             self._sinks(
                 EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._decided_cf})

@@ -32,22 +32,23 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
             it is ``off``, and torch does not average the gradients of this model over the ranks.
     """
     requested_group = group
-    setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
-    if setting not in ("on", "off"):
+    switch_setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
+    if switch_setting not in ("on", "off"):
         raise SettingsError(
-            f"{ENVIRONMENT_SWITCH}: the environment variable is {setting!r}; set the variable to on or off, or unset it"
+            f"{ENVIRONMENT_SWITCH}: the environment variable is {switch_setting!r}; set the variable to on or off, or "
+            "unset it"
         )
     group = group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
     is_single = not dist.is_initialized() or dist.get_world_size(group) == 1
     if not is_single and isinstance(module, torch.nn.Module):
-        check_alike({ENVIRONMENT_SWITCH: setting}, device_of(module), group)
-    if setting == "off" and not is_single and not _is_averaged_by_torch(module, requested_group):
+        check_alike({ENVIRONMENT_SWITCH: switch_setting}, device_of(module), group)
+    if switch_setting == "off" and not is_single and not _is_averaged_by_torch(module, requested_group):
         raise SettingsError(
             f"{ENVIRONMENT_SWITCH}: the environment variable is 'off', but without gravac nothing averages the "
             f"gradients of this {type(module).__name__}, so each rank would train a model of its own; wrap the model "
             f"in DistributedDataParallel, or unset {ENVIRONMENT_SWITCH}"
         )
-    if setting == "off":
+    if switch_setting == "off":
         return f"{ENVIRONMENT_SWITCH}=off in the environment"
     if is_single and policy.native:
         return "there is one process, which exchanges nothing"
@@ -86,20 +87,22 @@ def optimizers_of(
         )
     if optimizer is None:
         return ()
-    wrapped = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-    optimizers = tuple(getattr(wrapper, "optimizer", wrapper) for wrapper in wrapped)
-    for unwrapped in optimizers:
-        if not isinstance(unwrapped, torch.optim.Optimizer):
+    possibly_wrapped = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    optimizers = tuple(getattr(wrapper, "optimizer", wrapper) for wrapper in possibly_wrapped)
+    for torch_optimizer in optimizers:
+        if not isinstance(torch_optimizer, torch.optim.Optimizer):
             raise SettingsError(
-                f"optimizer: {short_repr(unwrapped)} is not a torch.optim.Optimizer; give an optimizer, or a sequence "
-                "of optimizers"
+                f"optimizer: {short_repr(torch_optimizer)} is not a torch.optim.Optimizer; give an optimizer, or a "
+                "sequence of optimizers"
             )
     return optimizers
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
     """True if a parameter of the model is a ``DTensor``, which FSDP2 shards or replicates."""
-    return any(kind.__name__ == "DTensor" for parameter in module.parameters() for kind in type(parameter).__mro__)
+    return any(
+        base_class.__name__ == "DTensor" for parameter in module.parameters() for base_class in type(parameter).__mro__
+    )
 
 
 def refuse_unequal_ranks(settings: OuterSettings) -> None:
@@ -136,12 +139,12 @@ def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.Pr
     Raises:
         SettingsError: tensor parallelism cuts a parameter of the module, and ``agree_group`` is ``None``.
     """
-    shards = shards_of_tensor_parallelism(ddp)
-    if shards and agree_group is None:
+    sharded_parameters = shards_of_tensor_parallelism(ddp)
+    if sharded_parameters and agree_group is None:
         raise SettingsError(
-            f"agree_group: not given, but {next(iter(shards))} is a shard of tensor parallelism, so the ranks with "
-            "its other shards must make the same decisions; call attach(..., agree_group=group) with the group of "
-            "all ranks that hold a part of the model, such as torch.distributed.group.WORLD"
+            f"agree_group: not given, but {next(iter(sharded_parameters))} is a shard of tensor parallelism, so the "
+            "ranks with its other shards must make the same decisions; call attach(..., agree_group=group) with the "
+            "group of all ranks that hold a part of the model, such as torch.distributed.group.WORLD"
         )
 
 

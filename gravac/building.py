@@ -55,7 +55,7 @@ class RunAdmission:
             state: state of the run; this method sets its ``candidates``.
             forms: shapes and dtypes of all the model's gradients.
         """
-        policy, outer = self.settings.policy, self.settings.policy.outer
+        policy, outer_settings = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
         step_counts = every_choices(*policy.every)
         may_average_each_step = step_counts[0] == 1
@@ -65,17 +65,17 @@ class RunAdmission:
                 admission,
                 step_counts,
                 state.compute_s,
-                delay=outer.delay,
+                delay=outer_settings.delay,
                 keep_dominated=policy.controller.keeps_all,
-                fragments=outer.fragments,
+                fragments=outer_settings.fragments,
                 chooses=has_flag(policy.controller, "chooses_every"),
                 world=state.world,
                 checkpointed=delays_by_candidate(state.candidates),
                 leaving_s=self._leaving_s(state.world),
             )
         admission = drop_below_efficiency(admission, policy.least_efficiency)
-        has_native = self.native_cfs and policy.native and has_flag(policy.controller, "chooses_native")
-        if may_average_each_step and has_native:
+        may_run_native = self.native_cfs and policy.native and has_flag(policy.controller, "chooses_native")
+        if may_average_each_step and may_run_native:
             admission = with_native(admission, self.native_cfs)
         state.candidates = identify(forecast.candidate for forecast in admission.forecasts)
         return admission._replace(lacks_compute_time=lacks_compute_time)

@@ -176,9 +176,12 @@ class Forecast:
             return self.efficiency
         gains = [point_gain for point_gain, _ in self.by_gain]
         upper_index = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
-        (low_gain, low), (high_gain, high) = self.by_gain[upper_index - 1], self.by_gain[upper_index]
+        (low_gain, low_efficiency), (high_gain, high_efficiency) = (
+            self.by_gain[upper_index - 1],
+            self.by_gain[upper_index],
+        )
         fraction = min(1.0, max(0.0, (gain - low_gain) / (high_gain - low_gain)))
-        return low + fraction * (high - low)
+        return low_efficiency + fraction * (high_efficiency - low_efficiency)
 
 
 Cause = Literal["same_bytes", "not_fewer_bytes", "too_little_progress"]

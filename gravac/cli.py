@@ -29,18 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (demo, doctor, bench, report, advise, calibrate, policies, replay):
         command.add(commands)
     options = parser.parse_args(arguments)
-    handlers = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous_handlers = {
+        signal_number: signal.signal(signal_number, _stop_on_signal)
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         return int(options.run(options))
     finally:
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is _interrupt:  # after an interrupt, signals stay ignored until the end
-                signal.signal(number, handler)
+        for signal_number, previous_handler in previous_handlers.items():
+            if (
+                signal.getsignal(signal_number) is _stop_on_signal
+            ):  # after an interrupt, signals stay ignored until the end
+                signal.signal(signal_number, previous_handler)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _stop_on_signal(signal_number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise ``SystemExit``, and ignore later signals, so that they do not interrupt the cleanup."""
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
-    print(f"\ngravac: stopped by {signal.Signals(number).name}, cleaning up", file=sys.stderr, flush=True)
-    raise SystemExit(128 + number)
+    for ignored_signal in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored_signal, signal.SIG_IGN)
+    print(f"\ngravac: stopped by {signal.Signals(signal_number).name}, cleaning up", file=sys.stderr, flush=True)
+    raise SystemExit(128 + signal_number)

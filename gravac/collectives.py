@@ -208,10 +208,10 @@ class Ledger:
 
     def book(self, collective: Collective) -> int:
         """Add the bytes of one collective to the totals; return its wire bytes."""
-        payload = collective.payload_bytes
-        wire = collective.wire_bytes(payload, self.world)
-        self.payload_bytes += payload
-        self.wire_bytes += wire
-        kind = type(collective).__name__
-        self.calls[kind] = self.calls.get(kind, 0) + 1
-        return wire
+        payload_bytes = collective.payload_bytes
+        wire_bytes = collective.wire_bytes(payload_bytes, self.world)
+        self.payload_bytes += payload_bytes
+        self.wire_bytes += wire_bytes
+        class_name = type(collective).__name__
+        self.calls[class_name] = self.calls.get(class_name, 0) + 1
+        return wire_bytes

@@ -80,10 +80,10 @@ class ModelConnection:
             optimizers: the model's optimizers.
             scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
         """
-        inner = innermost(module) if isinstance(module, torch.nn.Module) else module
+        inner_module = innermost(module) if isinstance(module, torch.nn.Module) else module
         self._admission.native_cfs = ()
-        if isinstance(inner, DistributedDataParallel):
-            self._attach_ddp(inner, optimizers, scaler)
+        if isinstance(inner_module, DistributedDataParallel):
+            self._attach_ddp(inner_module, optimizers, scaler)
         elif isinstance(module, torch.nn.Module) and is_sharded(module):
             self._attach_sharded(module, optimizers, scaler)
         else:
@@ -200,17 +200,18 @@ class ModelConnection:
             refuse_unequal_ranks(self._policy.outer)
         for optimizer in optimizers:
             refuse_momentum(self._policy.base, optimizer)
-        model = ShardedModel(module, self._requested_group)  # not ``inner``: torch.compile's wrapper may be sharded
-        source = FSDP2Source(self._engine, model)
-        self._opening.group = model.replicas
-        self._opening.agree_group = self._opening.agree_group or model.all_model_ranks
+        # not the innermost module: torch.compile's wrapper may be sharded
+        sharded_model = ShardedModel(module, self._requested_group)
+        source = FSDP2Source(self._engine, sharded_model)
+        self._opening.group = sharded_model.replicas
+        self._opening.agree_group = self._opening.agree_group or sharded_model.all_model_ranks
         self._prepare(module, optimizers, scaler, {})
-        self._admission.leaving_bytes //= model.ranks_of_replica
-        model.broadcast_weights()
+        self._admission.leaving_bytes //= sharded_model.ranks_of_replica
+        sharded_model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
         source.reason_against_pipelines = reason_against_pipelines(self._policy, self._probe is not None)
         source.watch(module, optimizers[0] if optimizers else None)
-        self._steer(SteeredShards(source, module, model), optimizers, scaler)
+        self._steer(SteeredShards(source, module, sharded_model), optimizers, scaler)
         self._source_without_ddp = source
 
     def _prepare(
@@ -229,14 +230,14 @@ class ModelConnection:
             texts_to_compare: further texts, by name, that must be equal on all ranks; settings and parameters are
                 always compared.
         """
-        inner = innermost(module)
+        inner_module = innermost(module)
         if self._policy.every != (1, 1):
             check_outer_steps_possible(module, optimizers)
-            texts_to_compare = {**texts_to_compare, **same_on_all_ranks(inner, self._policy.outer)}
+            texts_to_compare = {**texts_to_compare, **same_on_all_ranks(inner_module, self._policy.outer)}
         self.check_loaded()
-        elements = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
-        moments = max(map(moments_per_parameter, optimizers), default=0)
-        self._admission.leaving_bytes = 4 * elements * (1 + moments)
+        element_count = sum(parameter.numel() for parameter in inner_module.parameters() if parameter.requires_grad)
+        moments_per_element = max(map(moments_per_parameter, optimizers), default=0)
+        self._admission.leaving_bytes = 4 * element_count * (1 + moments_per_element)
         self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **texts_to_compare})
         if scaler is not None:
             self._engine.averager.feedback.turn_on_overflow_safety()

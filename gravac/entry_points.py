@@ -43,7 +43,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._group = group
         self._built_in = built_in
         self._find_fault = find_fault
-        self._loaded_objects: dict[str, T | SettingsError] = {}
+        self._object_or_error_by_name: dict[str, T | SettingsError] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._built_in or name in self._offered_entries
@@ -57,20 +57,20 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         if name in self._built_in:
             return self._built_in[name]
-        loaded = self._load(name)
-        if isinstance(loaded, SettingsError):
-            raise loaded
-        return loaded
+        object_or_error = self._load(name)
+        if isinstance(object_or_error, SettingsError):
+            raise object_or_error
+        return object_or_error
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
         for name in self._offered_entries:
-            is_first_time = name not in self._loaded_objects
-            loaded_object = self._load(name)
-            if not isinstance(loaded_object, SettingsError):
+            is_first_time = name not in self._object_or_error_by_name
+            object_or_error = self._load(name)
+            if not isinstance(object_or_error, SettingsError):
                 yield name
             elif is_first_time:
-                warnings.warn(f"gravac ignores an entry point: {loaded_object}", stacklevel=2)
+                warnings.warn(f"gravac ignores an entry point: {object_or_error}", stacklevel=2)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -78,20 +78,20 @@ class Registry(Mapping[str, T], Generic[T]):
     @functools.cached_property
     def _offered_entries(self) -> dict[str, list[EntryPoint]]:
         """The group's entry points by name, except those with the name of a built-in object."""
-        offered: dict[str, list[EntryPoint]] = {}
+        entries_by_name: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self._group):
             if entry.name in self._built_in:
-                refusal = f"is refused: gravac itself has a {self._kind} of that name; rename the entry point"
-                warnings.warn(f"{self._kind} {entry.name!r} of {_package(entry)} {refusal}", stacklevel=4)
+                refusal_text = f"is refused: gravac itself has a {self._kind} of that name; rename the entry point"
+                warnings.warn(f"{self._kind} {entry.name!r} of {_package(entry)} {refusal_text}", stacklevel=4)
             else:
-                offered.setdefault(entry.name, []).append(entry)
-        return offered
+                entries_by_name.setdefault(entry.name, []).append(entry)
+        return entries_by_name
 
     def _load(self, name: str) -> T | SettingsError:
         """Load the entry point of a name at the first call; return its object, or the error if loading failed."""
-        if name not in self._loaded_objects:
-            self._loaded_objects[name] = self._load_entry(name, self._offered_entries[name])
-        return self._loaded_objects[name]
+        if name not in self._object_or_error_by_name:
+            self._object_or_error_by_name[name] = self._load_entry(name, self._offered_entries[name])
+        return self._object_or_error_by_name[name]
 
     def _load_entry(self, name: str, entries: list[EntryPoint]) -> T | SettingsError:
         """Load the object of an entry point; return the object, or an error if loading fails or the object is wrong.
@@ -101,21 +101,21 @@ class Registry(Mapping[str, T], Generic[T]):
             entries: all entry points of that name.
         """
         if len(entries) > 1:
-            packages = " and ".join(map(_package, entries))
+            packages_text = " and ".join(map(_package, entries))
             return SettingsError(
-                f"{self._kind} {name!r}: {packages} each offer this name; uninstall all packages but one"
+                f"{self._kind} {name!r}: {packages_text} each offer this name; uninstall all packages but one"
             )
-        source = f"{self._kind} {name!r}: {entries[0].value} of {_package(entries[0])}"
+        source_text = f"{self._kind} {name!r}: {entries[0].value} of {_package(entries[0])}"
         try:
-            loaded: T = entries[0].load()
+            loaded_object: T = entries[0].load()
         except Exception as error:
             return SettingsError(
-                f"{source} cannot be loaded ({type(error).__name__}: {error}); repair or uninstall that package"
+                f"{source_text} cannot be loaded ({type(error).__name__}: {error}); repair or uninstall that package"
             )
-        fault = self._find_fault(loaded)
-        if not fault and (own_name := getattr(loaded, "name", None)) != name:
+        fault = self._find_fault(loaded_object)
+        if not fault and (own_name := getattr(loaded_object, "name", None)) != name:
             fault = f"calls itself {own_name!r}; give the entry point and the object the same name"
-        return SettingsError(f"{source} {fault}") if fault else loaded
+        return SettingsError(f"{source_text} {fault}") if fault else loaded_object
 
 
 def _package(entry: EntryPoint) -> str:

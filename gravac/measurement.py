@@ -173,11 +173,11 @@ class LocalMeasurement:
     @property
     def finite(self) -> Verdict:
         """True if every gradient was finite, on every rank; a 0-d bool tensor if this is known on the device only."""
-        host_verdict = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
-        masks = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
-        if not host_verdict or not masks:
-            return host_verdict
-        return masks[0] if len(masks) == 1 else torch.stack(masks).all()
+        is_finite_on_host = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
+        device_verdicts = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
+        if not is_finite_on_host or not device_verdicts:
+            return is_finite_on_host
+        return device_verdicts[0] if len(device_verdicts) == 1 else torch.stack(device_verdicts).all()
 
     @property
     def achieved_cf(self) -> float:
@@ -200,8 +200,8 @@ class LocalMeasurement:
         self.dense_wire_bytes = self.steps * AllReduce.wire_bytes(4 * self.elements, executor.world)
         if self.candidate.mode == "native":  # torch sent these bytes, so the executor's ledger does not count them
             self.payload_bytes += self.steps * round(4 * self.elements / self.candidate.cf)
-            sent = AllReduce.wire_bytes(round(4 * self.elements / self.candidate.cf), executor.world)
-            self.wire_bytes += self.steps * sent
+            step_wire_bytes = AllReduce.wire_bytes(round(4 * self.elements / self.candidate.cf), executor.world)
+            self.wire_bytes += self.steps * step_wire_bytes
         self.spent = executor.spent()
 
     @property
@@ -219,9 +219,11 @@ class LocalMeasurement:
         error, energy, finite, loss, probe, *further_numbers = executor.numbers(
             [self.error, self.energy, self.finite, self.loss, self.probe, *shadow_errors, *norms.values()]
         )
-        shadow_errors, squares = further_numbers[: len(shadow_errors)], further_numbers[len(shadow_errors) :]
+        shadow_errors, squared_norms = further_numbers[: len(shadow_errors)], further_numbers[len(shadow_errors) :]
         self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
-        self.norms = {name: square / self.loss_scale**2 for name, square in zip(norms, squares, strict=True)}
+        self.norms = {
+            name: squared_norm / self.loss_scale**2 for name, squared_norm in zip(norms, squared_norms, strict=True)
+        }
         self.numbers = {
             "seconds": self.seconds,
             "error": _if_finite(self.finite, error),
@@ -287,7 +289,7 @@ class LocalMeasurement:
             "steps": self.steps,
             "shadow": list(self.shadow),
             "numbers": {slot: float(number) for slot, number in self.numbers.items()},
-            "norms": {name: float(square) for name, square in self.norms.items()},
+            "norms": {name: float(squared_norm) for name, squared_norm in self.norms.items()},
         }
 
     @classmethod

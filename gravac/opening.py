@@ -17,7 +17,7 @@ from gravac.policy import RunSettings
 from gravac.restoring import Restoring
 from gravac.telemetry.sinks import Sinks
 
-NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
+NO_FURTHER_TEXTS: Mapping[str, str] = MappingProxyType({})
 """Default of the argument ``texts_to_compare``: ranks compare settings and parameters, but no further texts."""
 
 
@@ -57,7 +57,7 @@ class RunOpening:
         self.settings, self.engine, self.admission = settings, engine, admission
         self.restoring, self._sinks = restoring, sinks
 
-    def open(self, texts_to_compare: Mapping[str, str] = NOTHING_ELSE) -> None:
+    def open(self, texts_to_compare: Mapping[str, str] = NO_FURTHER_TEXTS) -> None:
         """Compare settings over the ranks, create the executor, and give the executor to the engine.
 
         Called on every rank. Does nothing if the engine has an executor already. With an executor that the user gave,
@@ -74,14 +74,16 @@ class RunOpening:
         """
         if self.engine.ready_to_run:
             return
-        opened = self._compare_and_create(texts_to_compare) if self.executor is None else OpenedExecutor(self.executor)
-        executor = opened.executor
-        self.admission.link = opened.link
+        opened_executor = (
+            self._compare_and_create(texts_to_compare) if self.executor is None else OpenedExecutor(self.executor)
+        )
+        executor = opened_executor.executor
+        self.admission.link = opened_executor.link
         try:
             self.restoring.check_rank(executor.rank, executor.world)
             if executor.agree_rank == 0:
                 self._sinks.open()
-            self.admission.coding = time_codecs(self.settings.policy, self.engine.forms, opened)
+            self.admission.coding = time_codecs(self.settings.policy, self.engine.forms, opened_executor)
         except BaseException as failure:
             executor.abandon(failure)  # so that the other ranks raise, too
             executor.close()
@@ -96,9 +98,9 @@ class RunOpening:
             texts_to_compare: further texts, by name, that must be equal on all ranks.
         """
         settings, device = self.settings, self.engine.device
-        texts = {**settings.shared(), **texts_to_compare}
+        shared_texts = {**settings.shared(), **texts_to_compare}
         if self.agree_group is not None:
-            check_alike(texts, device, self.agree_group)
+            check_alike(shared_texts, device, self.agree_group)
             self.engine.decide_by(largest_shapes(self.engine.shapes, self.agree_group))
-        check_alike({**texts, **self.engine.parameter_texts}, device, self.group)
+        check_alike({**shared_texts, **self.engine.parameter_texts}, device, self.group)
         return open_executor(device, self.group, self.agree_group, settings.executor, settings.pace)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_val
 from gravac import beliefs, version
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
-from gravac.compressors.dtypes import SIXTEEN_BIT
+from gravac.compressors.dtypes import SIXTEEN_BIT_FORMATS
 from gravac.controllers import CONTROLLERS, Goodput
 from gravac.settings import Settings, SettingsError, is_number
 from gravac.texts import text_of, texts_of
@@ -78,7 +78,7 @@ class OuterSettings(Settings):
 
     @field_validator("optimizer")
     @classmethod
-    def _is_optimizer_factory(cls, factory: Any) -> Any:
+    def _check_optimizer_factory(cls, factory: Any) -> Any:
         """Return ``factory``, the function that creates the outer optimizer, or ``None``; refuse anything else.
 
         Raises:
@@ -161,42 +161,48 @@ class Policy(Settings):
         if len(bounds) != 2 or not all(map(is_number, bounds)):
             raise ValueError("give two numbers, lowest and highest compression factor, such as (10, 1000)")
         try:
-            low, high = map(float, bounds)
+            lowest_cf, highest_cf = map(float, bounds)
         except OverflowError:
-            low, high = 1.0, math.inf
-        if not (math.isfinite(low) and math.isfinite(high)):
+            lowest_cf, highest_cf = 1.0, math.inf
+        if not (math.isfinite(lowest_cf) and math.isfinite(highest_cf)):
             raise ValueError("bounds must be finite numbers; give, for example, (10, 1000)")
-        if low < 1:
-            raise ValueError(f"lower bound {low:g} is below 1 (1 means dense); use (1, {max(high, 1):g})")
-        if low > high:
-            raise ValueError(f"lower bound {low:g} is above the upper bound {high:g}; use ({high:g}, {low:g})")
-        return low, high
+        if lowest_cf < 1:
+            raise ValueError(f"lower bound {lowest_cf:g} is below 1 (1 means dense); use (1, {max(highest_cf, 1):g})")
+        if lowest_cf > highest_cf:
+            raise ValueError(
+                f"lower bound {lowest_cf:g} is above the upper bound {highest_cf:g}; use "
+                f"({highest_cf:g}, {lowest_cf:g})"
+            )
+        return lowest_cf, highest_cf
 
     @field_validator("every", mode="before")
     @classmethod
     def _parse_every(cls, setting: Any) -> tuple[int, int]:
         bounds = (setting, setting) if isinstance(setting, int) else setting
         try:
-            low, high = bounds
-            is_valid = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
+            lowest_every, highest_every = bounds
+            is_valid = (
+                all(type(bound) is int and bound >= 1 for bound in (lowest_every, highest_every))
+                and lowest_every <= highest_every
+            )
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
             raise ValueError(
                 "give a number of steps, such as 10, or the lowest and the highest number, such as (1, 100)"
             )
-        return low, high
+        return lowest_every, highest_every
 
     @field_validator("error_feedback")
     @classmethod
-    def _check_feedback(cls, strength: float | None, info: ValidationInfo) -> float | None:
+    def _check_feedback(cls, error_feedback: float | None, info: ValidationInfo) -> float | None:
         base = info.data.get("base")
-        if strength and isinstance(base, Compressor) and not base.contractive:
+        if error_feedback and isinstance(base, Compressor) and not base.contractive:
             raise ValueError(f"{base.name} is not contractive, so residuals would only grow; use error_feedback=0")
-        return strength
+        return error_feedback
 
     @model_validator(mode="after")
-    def _has_a_choice(self) -> Policy:
+    def _check_every_leaves_choice(self) -> Policy:
         if self.least_efficiency is None:
             return self
         if self.controller.keeps_all:
@@ -212,7 +218,7 @@ class Policy(Settings):
         return self
 
     @model_validator(mode="after")
-    def _has_candidates(self) -> Policy:
+    def _check_candidates_exist(self) -> Policy:
         supported_cfs = self.base.candidates(self.cf_range)
         if self.base.compresses and not self.controller.propose(self.cf_range, supported_cfs):
             raise ValueError(
@@ -241,11 +247,11 @@ class Policy(Settings):
         base is a ladder with a 16-bit member, the second format is that member's.
         """
         default_dense = self.dense_format
-        if default_dense.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
+        if default_dense.cf == 2 or not (self.sixteen_bit and self.controller.chooses_sixteen_bit):
             return (default_dense,)
         supported_cfs = self.base.candidates(self.cf_range)
         families = () if isinstance(supported_cfs, Span) else (self.base.profile(cf).family for cf in supported_cfs)
-        sixteen_bit_family = next((family for family in families if family in SIXTEEN_BIT), None)
+        sixteen_bit_family = next((family for family in families if family in SIXTEEN_BIT_FORMATS), None)
         return default_dense, default_dense.for_cf(2) if sixteen_bit_family is None else default_dense(
             dtype=sixteen_bit_family
         )
@@ -260,11 +266,15 @@ class Policy(Settings):
             if isinstance(setting, OuterSettings):
                 if self.every != (1, 1):
                     settings.update(
-                        {f"{field}.{key}": _as_scalar(nested) for key, nested in setting if key != "optimizer"}
+                        {
+                            f"{field}.{key}": _as_scalar(nested_setting)
+                            for key, nested_setting in setting
+                            if key != "optimizer"
+                        }
                     )
             elif isinstance(setting, BaseModel):
                 settings[field] = str(getattr(setting, "name", field))
-                settings.update({f"{field}.{key}": _as_scalar(nested) for key, nested in setting})
+                settings.update({f"{field}.{key}": _as_scalar(nested_setting) for key, nested_setting in setting})
             else:
                 settings[field] = _as_scalar(setting)
         return settings
@@ -304,7 +314,7 @@ class RunSettings(Settings):
 
     @field_validator("log_dir", mode="before")
     @classmethod
-    def _require_folder_name(cls, folder: Any) -> Any:
+    def _check_folder_name(cls, folder: Any) -> Any:
         if folder == "" or "\0" in str(folder):
             raise ValueError(
                 "give a folder, such as 'runs/first', '.' for the current folder, or None to write nothing"
@@ -314,8 +324,8 @@ class RunSettings(Settings):
     @field_validator("policy")
     @classmethod
     def _with_epochs(cls, policy: Policy, info: ValidationInfo) -> Policy:
-        steps, for_run = info.data.get("steps_per_epoch"), getattr(policy.controller, "for_run", None)
-        return policy if steps is None or for_run is None else policy(controller=for_run(steps))
+        steps_per_epoch, for_run = info.data.get("steps_per_epoch"), getattr(policy.controller, "for_run", None)
+        return policy if steps_per_epoch is None or for_run is None else policy(controller=for_run(steps_per_epoch))
 
     @field_validator("policy")
     @classmethod
@@ -332,8 +342,8 @@ class RunSettings(Settings):
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return the settings by dotted name, as numbers, texts and bools, for the log's ``RunRecord``."""
-        samples = self.samples_per_step or "steps/s x ranks"
-        run_settings = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
+        samples_per_step = self.samples_per_step or "steps/s x ranks"
+        run_settings = {"samples_per_step": samples_per_step, "steps_per_epoch": self.steps_per_epoch or "auto"}
         run_settings |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
         return {**self.policy.as_dict(), **run_settings}
 
@@ -363,7 +373,9 @@ def load_policy(source: str | Path) -> Policy:
     try:
         tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
-        raise SettingsError(f"{path}: Python 3.10 reads TOML with the package tomli: pip install tomli") from None
+        raise SettingsError(
+            f"{path}: tomli, with which Python 3.10 reads TOML, is not installed; pip install tomli"
+        ) from None
     try:
         return Policy(**tomllib.loads(path.read_text(encoding="utf-8")))
     except SettingsError as error:
@@ -382,14 +394,14 @@ def load_policy(source: str | Path) -> Policy:
 
 def policy_names() -> tuple[str, ...]:
     """Return the names of the policies that come with gravac, ascending."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
+    return tuple(sorted(path.stem for path in _shipped_folder().glob("*.toml")))
 
 
-def _folder() -> Path:
+def _shipped_folder() -> Path:
     """Return the folder of the shipped policies: inside an installed wheel, or beside the package in a checkout."""
     package = Path(str(resources.files("gravac")))
-    folders = package / "_policies", package.parent / "policies"
-    return next((folder for folder in folders if folder.is_dir()), package)
+    possible_folders = package / "_policies", package.parent / "policies"
+    return next((folder for folder in possible_folders if folder.is_dir()), package)
 
 
 def find_policy(source: str | Path) -> Path:
@@ -413,7 +425,7 @@ def find_policy(source: str | Path) -> Path:
         return path
     if path.suffix == ".toml":
         raise SettingsError(f"policy: there is no file {path}; give the path of a TOML file")
-    shipped_file = _folder() / f"{source}.toml"
+    shipped_file = _shipped_folder() / f"{source}.toml"
     if not shipped_file.is_file():
         raise SettingsError(
             f"policy: {str(source)!r} is unknown; use one of {', '.join(policy_names())}, or the path of a TOML file"
@@ -421,14 +433,14 @@ def find_policy(source: str | Path) -> Path:
     return shipped_file
 
 
-def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bool], kind: str) -> Any:
+def _resolve(setting: Any, registry: Mapping[str, Any], is_valid: Callable[[Any], bool], kind_word: str) -> Any:
     """Return the compressor or controller that a setting stands for.
 
     Args:
         setting: the object itself, its name, or a dict of its name and settings.
         registry: compressors or controllers by name.
-        fits: function that returns True if an object is a compressor, or a controller, as ``kind`` says.
-        kind: ``"compressor"`` or ``"controller"``, also for messages.
+        is_valid: function that returns True if an object is a compressor, or a controller, as ``kind_word`` says.
+        kind_word: ``"compressor"`` or ``"controller"``, also for messages.
 
     Raises:
         ValueError: the name is not in the registry, its settings are wrong, or the object is of another kind.
@@ -437,13 +449,13 @@ def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bo
     setting = settings.pop("name", None) if isinstance(setting, dict) else setting
     if isinstance(setting, str):
         if setting not in registry:
-            raise ValueError(f"there is no {kind} {setting!r}; use one of {', '.join(sorted(registry))}")
+            raise ValueError(f"there is no {kind_word} {setting!r}; use one of {', '.join(sorted(registry))}")
         try:
             return registry[setting](**settings)
         except TypeError as error:  # a controller need not be a subclass of Settings
-            raise ValueError(f"{kind} {setting!r}: {error}") from None
-    if isinstance(setting, type) or not fits(setting):
-        raise ValueError(f"give a {kind}, or the name of one: {', '.join(sorted(registry))}")
+            raise ValueError(f"{kind_word} {setting!r}: {error}") from None
+    if isinstance(setting, type) or not is_valid(setting):
+        raise ValueError(f"give a {kind_word}, or the name of one: {', '.join(sorted(registry))}")
     return setting
 
 
@@ -484,7 +496,8 @@ def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
         return "goodput" if controller is None else controller
     if controller not in (None, "gravac"):
         raise SettingsError(
-            f"{next(iter(settings))}: AdaptiveCompressor takes this setting only if controller is left out or is "
-            f"'gravac'; otherwise use controller=GraVAC({next(iter(settings))}=...)"
+            f"{next(iter(settings))}: AdaptiveCompressor takes this setting only for the controller 'gravac', not for "
+            f"{controller if isinstance(controller, str) else controller.name!r}; leave controller out, or give the "
+            f"setting to the controller itself, such as GraVAC({next(iter(settings))}=...)"
         )
     return CONTROLLERS["gravac"](**settings)

@@ -28,7 +28,7 @@ class Restoring:
     def __init__(self, policy: Policy, engine: Engine) -> None:
         self._policy, self._engine = policy, engine
         self._rank_and_world: dict[str, Any] | None = None
-        self._outer: Mapping[str, Any] | None = None
+        self._outer_state_to_restore: Mapping[str, Any] | None = None
 
     def load(self, state: Mapping[str, Any], switch: Switch | None) -> None:
         """Restore a rank's state for ``AdaptiveCompressor.load_state_dict``. If the method raises, nothing was changed.
@@ -44,19 +44,21 @@ class Restoring:
         """
         current_outer = None if switch is None else switch.outer
         if self._engine.decision is not None or (current_outer is not None and current_outer.has_stepped):
-            steps = self._engine.state.trained + (0 if current_outer is None else current_outer.state.in_round)
+            steps_made = self._engine.state.trained + (0 if current_outer is None else current_outer.state.in_round)
             raise RuntimeError(
-                f"load_state_dict: this compressor has made {steps} steps already; load into a new "
+                f"load_state_dict: this compressor has made {steps_made} steps already; load into a new "
                 "AdaptiveCompressor, before its first backward"
             )
-        outer = self._outer_of(state, switch)
-        with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
+        outer_steps = self._outer_of(state, switch)
+        with (
+            nullcontext() if outer_steps is None else outer_steps.restoring(state["outer"], state.get("world") is None)
+        ):
             unpack(state, self._policy, self._engine)
         self._rank_and_world = {key: state[key] for key in ("rank", "world")}
-        if outer is not None and switch is not None:
-            switch.continue_from(outer)
+        if outer_steps is not None and switch is not None:
+            switch.continue_from(outer_steps)
         else:
-            self._outer = state["outer"]
+            self._outer_state_to_restore = state["outer"]
 
     def _outer_of(self, state: Mapping[str, Any], switch: Switch | None) -> OuterSteps | None:
         """Create the object that runs the outer steps of a state, not yet restored.
@@ -101,10 +103,10 @@ class Restoring:
         Raises:
             SettingsError: the state does not fit the model, or an optimizer refuses to load the optimizer state in it.
         """
-        dumped, self._outer = self._outer, None
-        if dumped is None or self._rank_and_world is None:
+        dumped_outer, self._outer_state_to_restore = self._outer_state_to_restore, None
+        if dumped_outer is None or self._rank_and_world is None:
             return
         world = self._rank_and_world["world"]
-        outer = switch.outer_steps_from(dumped, world)
-        with outer.restoring(dumped, merged=world is None):
-            switch.continue_from(outer)
+        outer_steps = switch.outer_steps_from(dumped_outer, world)
+        with outer_steps.restoring(dumped_outer, merged=world is None):
+            switch.continue_from(outer_steps)

@@ -85,7 +85,7 @@ def is_number(x: object) -> bool:
     return isinstance(x, numbers.Real) and not isinstance(x, bool)
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
+def explain(error: ValidationError, settings_class: type[BaseModel]) -> str:
     """Return the message of a validation error: for each fault the field, what is wrong, and the field's value.
 
     For an unknown field the message lists the fields that exist.
@@ -101,10 +101,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """
     lines = []
     for fault in error.errors(include_url=False):
-        field = ".".join(map(str, fault["loc"])) or model.__name__
+        field = ".".join(map(str, fault["loc"])) or settings_class.__name__
         if fault["type"] == "extra_forbidden":
-            names = ", ".join(sorted(model.model_fields))
-            lines.append(f"{field}: unknown setting (value {short_repr(fault['input'])}); known settings: {names}")
+            known_names = ", ".join(sorted(settings_class.model_fields))
+            lines.append(
+                f"{field}: unknown setting (value {short_repr(fault['input'])}); known settings: {known_names}"
+            )
         else:
             message = fault["msg"].removeprefix("Value error, ")
             lines.append(f"{field}: {message} (got {short_repr(fault['input'])})")

@@ -33,7 +33,7 @@ def texts_of(settings: BaseModel) -> dict[str, str]:
     for field, setting in settings:
         texts[field] = _name_of(setting) if isinstance(setting, BaseModel) else text_of(setting)
         if isinstance(setting, BaseModel):
-            texts |= {f"{field}.{name}": text_of(nested) for name, nested in setting}
+            texts |= {f"{field}.{name}": text_of(nested_setting) for name, nested_setting in setting}
     return texts
 
 
@@ -69,18 +69,18 @@ def text_of(setting: Any, depth: int = MAX_DEPTH) -> str:
         return type(setting).__qualname__
     if isinstance(setting, functools.partial):
         arguments = [text_of(argument, depth - 1) for argument in setting.args]
-        keywords = _entries(setting.keywords, depth, "=")
+        keywords = _entry_texts(setting.keywords, depth, "=")
         return f"{text_of(setting.func, depth - 1)}({', '.join([*arguments, *keywords])})"
     if isinstance(setting, Mapping):
-        return f"{{{', '.join(sorted(_entries(setting, depth, ': ')))}}}"
+        return f"{{{', '.join(sorted(_entry_texts(setting, depth, ': ')))}}}"
     if isinstance(setting, (tuple, list)):
         return f"({', '.join(text_of(element, depth - 1) for element in setting)})"
     if isinstance(setting, (set, frozenset)):
         return f"{{{', '.join(sorted(text_of(element, depth - 1) for element in setting))}}}"
-    return f"{_name_of(setting)}({', '.join(_entries(_attributes(setting, depth), depth, '='))})"
+    return f"{_name_of(setting)}({', '.join(_entry_texts(_attributes_by_name(setting, depth), depth, '='))})"
 
 
-def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str]:
+def _entry_texts(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str]:
     """Return a text for each entry of a mapping: the key, the separator, and the text of the entry's value.
 
     Args:
@@ -88,11 +88,11 @@ def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str
         depth: number of levels of nested objects that the texts include, counting the mapping.
         separator: text between key and value.
     """
-    named_entries = ((key if isinstance(key, str) else text_of(key, 0), entry) for key, entry in mapping.items())
-    return [f"{name}{separator}{text_of(entry, depth - 1)}" for name, entry in named_entries]
+    names_and_entries = ((key if isinstance(key, str) else text_of(key, 0), entry) for key, entry in mapping.items())
+    return [f"{name}{separator}{text_of(entry, depth - 1)}" for name, entry in names_and_entries]
 
 
-def _attributes(setting: object, depth: int) -> dict[str, Any]:
+def _attributes_by_name(setting: object, depth: int) -> dict[str, Any]:
     """Return fields or attributes by name, as ``text_of`` includes them.
 
     For settings or a dataclass: the fields. For another object: its public attributes if ``depth`` is ``MAX_DEPTH``
@@ -108,7 +108,7 @@ def _attributes(setting: object, depth: int) -> dict[str, Any]:
 
 def _name_of(setting: object) -> str:
     """Return an object's ``name`` or, if it has none, the name of its class; both if the class is not gravac's."""
-    kind, name = type(setting), getattr(setting, "name", None)
+    setting_class, name = type(setting), getattr(setting, "name", None)
     if not isinstance(name, str):
-        return kind.__qualname__
-    return name if kind.__module__.startswith("gravac.") else f"{name} ({kind.__qualname__})"
+        return setting_class.__qualname__
+    return name if setting_class.__module__.startswith("gravac.") else f"{name} ({setting_class.__qualname__})"

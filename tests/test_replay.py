@@ -215,7 +215,10 @@ def test_another_policy_is_replayed_up_to_the_first_step_in_which_it_would_run_a
     parting = played.parting
     assert parting is not None
     assert 0 < parting.step == played.steps < 600
-    assert (parting.ran.cf, parting.ran) == (recorded.steps[parting.step].cf, recorded.choices()[parting.step])
+    assert (parting.ran.cf, parting.ran) == (
+        recorded.steps[parting.step].cf,
+        recorded.decided_candidates()[parting.step],
+    )
     assert parting.would != parting.ran
     assert not played.same
     before = [decision for decision in recorded.decisions if decision.step < parting.step]

@@ -55,7 +55,10 @@ from gravac.settings import Settings, is_number
         ({"epsilon": 1.5}, "epsilon: .*got 1.5"),
         ({"omega": -1}, "omega: .*got -1"),
         ({"step": "linear"}, "step: .*'exponential'.*got 'linear'"),
-        ({"controller": Static(cf=10), "window": 5}, "window: AdaptiveCompressor takes this setting only if"),
+        (
+            {"controller": Static(cf=10), "window": 5},
+            "window: AdaptiveCompressor takes this setting only for",
+        ),
         ({"error_feedback": 1.2}, "error_feedback: .*less than or equal to 1.*got 1.2"),
         ({"dense": "float8"}, "dense: .*'float32', 'float16' or 'bfloat16'.*got 'float8'"),
         ({"sixteen_bit": "maybe"}, "sixteen_bit: .*valid boolean.*got 'maybe'"),
@@ -196,7 +199,7 @@ def test_the_default_policy_is_what_the_constructor_does() -> None:
 
 def test_gravacs_settings_choose_gravac() -> None:
     assert AdaptiveCompressor(topk, epsilon=0.9).policy.controller == GraVAC(epsilon=0.9)
-    with pytest.raises(SettingsError, match=r"epsilon: AdaptiveCompressor takes this setting only if"):
+    with pytest.raises(SettingsError, match=r"epsilon: AdaptiveCompressor takes this setting only for"):
         AdaptiveCompressor(topk, epsilon=0.9, controller="goodput")
 
 

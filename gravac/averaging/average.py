@@ -69,7 +69,7 @@ class Averager:
     diagnostics: Diagnostics = field(default_factory=Diagnostics, init=False)
     agreed_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, init=False)
     measurement: LocalMeasurement = field(init=False)
-    _choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
+    _cached_choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
     _executor: Executor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -95,12 +95,12 @@ class Averager:
             compressor: compressor of the tensors that are large enough; a ``Dense`` sends all tensors.
             cf: compression factor of ``compressor``.
         """
-        predicted: list[Traffic] = []
+        predicted_traffic: list[Traffic] = []
         for shape, dtype in forms:
             is_small = compressor.compresses and not self.compresses(shape)
-            sender, sender_cf = (self.dense, self.dense.cf) if is_small else (compressor, cf)
-            predicted += sender.traffic(shape, sender_cf, dtype, self.world)
-        return predicted
+            sending_compressor, sending_cf = (self.dense, self.dense.cf) if is_small else (compressor, cf)
+            predicted_traffic += sending_compressor.traffic(shape, sending_cf, dtype, self.world)
+        return predicted_traffic
 
     def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
         """Return the predicted wire bytes that each rank sends in a step.
@@ -116,7 +116,7 @@ class Averager:
         self,
         step: int,
         cf: float | None,
-        shadow: Sequence[float] = (),
+        shadow_cfs: Sequence[float] = (),
         *,
         dense_cf: float | None = None,
         cfs: Mapping[str, float | None] | None = None,
@@ -127,7 +127,7 @@ class Averager:
         Args:
             step: number of the step, counted from 0.
             cf: compression factor of the base compressor; ``None`` sends all tensors dense.
-            shadow: CFs at which the errors of the base compressor are computed without sending, ascending.
+            shadow_cfs: CFs at which the errors of the base compressor are computed without sending, ascending.
             dense_cf: CF of the number format of tensors that are sent dense: 1 for float32, 2 for 16 bit; ``None``: the
                 format of ``Averager.dense``.
             cfs: compression factors, by parameter name, of the tensors that have a factor of their own; ``None`` sends
@@ -135,9 +135,9 @@ class Averager:
             sums: whether gradients are summed over steps: ``"none"``, ``"add"`` or ``"report"``, see ``Plan``.
         """
         dense_format = self.dense if dense_cf is None else self.dense.for_cf(dense_cf)
-        by_name = {name: self._choice(tensor_cf, dense_format) for name, tensor_cf in (cfs or {}).items()}
+        choice_by_name = {name: self._choice(tensor_cf, dense_format) for name, tensor_cf in (cfs or {}).items()}
         small_choice = self._choice(None, self.dense)
-        return Plan(step, self._choice(cf, dense_format), small_choice, by_name, tuple(shadow), sums)
+        return Plan(step, self._choice(cf, dense_format), small_choice, choice_by_name, tuple(shadow_cfs), sums)
 
     def _choice(self, cf: float | None, dense_format: Dense) -> Choice:
         """Return how a tensor is sent at a CF: by the base compressor; by ``dense_format`` if the CF is ``None``.
@@ -145,21 +145,25 @@ class Averager:
         Results are cached.
         """
         compressor, choice_cf = (dense_format, dense_format.cf) if cf is None else (self.base, cf)
-        key = (compressor.compresses, choice_cf, self.world)
-        if key not in self._choices:
+        cache_key = (compressor.compresses, choice_cf, self.world)
+        if cache_key not in self._cached_choices:
             profile = compressor.profile(choice_cf, world=self.world)
             strength = profile.error_feedback if self.strength is None else self.strength
-            self._choices[key] = Choice(compressor, choice_cf, profile, strength if compressor.compresses else 0.0)
-        return self._choices[key]
+            self._cached_choices[cache_key] = Choice(
+                compressor, choice_cf, profile, strength if compressor.compresses else 0.0
+            )
+        return self._cached_choices[cache_key]
 
     def one_round(self, plan: Plan) -> bool:
         """True if each compressor of a plan needs only one collective for a tensor."""
         return all(choice.profile.one_round for choice in plan.choices)
 
-    def coding_bytes(self, plan: Plan) -> int:
+    def coding_bytes_per_element(self, plan: Plan) -> int:
         """Return the most memory that averaging takes besides gradients and residuals, in bytes per element."""
         storing_bytes = self.feedback.storing_bytes
-        return max(choice.profile.coding_bytes + storing_bytes * (choice.strength > 0) for choice in plan.choices)
+        return max(
+            choice.profile.coding_bytes_per_element + storing_bytes * (choice.strength > 0) for choice in plan.choices
+        )
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """Return the part of a parameter's unsent rest that is not in the residual, but in the compressor's memory.
@@ -214,7 +218,7 @@ class Averager:
         self._judge = judge
         self._finite_in_all_shards: Callable[[Verdict], Verdict] = finite_in_all_shards
         self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
-        self._compressors_fold = not host_looks
+        self._compressors_add_residuals = not host_looks
         self.feedback.adapt_to_executor(judge, host_looks)
 
     @property
@@ -223,8 +227,8 @@ class Averager:
 
         Each is a dict by parameter name, which later steps change in place.
         """
-        feedback = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
-        return {**feedback, "memory": self.memory.stored, "sums": self.diagnostics.sums}
+        residual_tensors = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
+        return {**residual_tensors, "memory": self.memory.stored, "sums": self.diagnostics.sums}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Replace residuals, compressors' memory, and sums of gradients over steps by copies of saved tensors.
@@ -245,8 +249,8 @@ class Averager:
 
     def to_device(self, device: torch.device) -> None:
         """Move residuals, compressors' memory, and sums of gradients over steps to a device."""
-        for state in (self.feedback, self.memory, self.diagnostics):
-            state.to_device(device)
+        for tensor_holder in (self.feedback, self.memory, self.diagnostics):
+            tensor_holder.to_device(device)
 
     def commit(self, finite_in_all_shards: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
         """End a step: store the changed residuals and the changed memory of compressors.
@@ -259,8 +263,8 @@ class Averager:
                 gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
                 all ranks that hold the model.
         """
-        finite = finite_in_all_shards(self.measurement.finite) if self.feedback.commits.drops_whole_step else True
-        self.feedback.commits.commit(finite)
+        finite = finite_in_all_shards(self.measurement.finite) if self.feedback.commit_policy.drops_whole_step else True
+        self.feedback.commit_policy.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
 
@@ -292,7 +296,11 @@ class Averager:
             finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
             compressible = [piece for piece in pieces if self._may_compress(piece)]
             self.diagnostics.add_gradients(compressible, plan, finite, self.measurement)
-        return self._compressed(pieces, plan, inputs_finite) if plan.compresses else self._dense(pieces, plan, buffer)
+        return (
+            self._compressed(pieces, plan, inputs_finite)
+            if plan.compresses
+            else self._average_dense(pieces, plan, buffer)
+        )
 
     # compressed
 
@@ -306,14 +314,14 @@ class Averager:
         """
         batches = merge_batches([self._batch(piece, plan) for piece in pieces])
         # errors at shadow CFs are computed from the sums of gradients and residuals, so these must exist beforehand
-        compressors_may_fold = self._compressors_fold and not plan.shadow
-        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, compressors_may_fold)
-        rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
+        compressors_add_residuals = self._compressors_add_residuals and not plan.shadow_cfs
+        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, compressors_add_residuals)
+        generators = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
-        outcome = yield from fuse(rounds, finite, self._judge, folds)
+        outcome = yield from fuse(generators, finite, self._judge, folds)
         verdict, checks_group_means = (
             False if outcome is None else outcome.finite,
-            self.feedback.commits.checks_group_means,
+            self.feedback.commit_policy.checks_group_means,
         )
         if outcome is not None:
             for batch in batches:
@@ -345,7 +353,7 @@ class Averager:
         compressible = piece.flat.numel() > 0 and self._may_compress(piece)
         choice, elements = plan.of(piece.name, compressible), piece.flat.numel()
         common_key = (choice.compresses, choice.cf, piece.flat.dtype)
-        is_separate = choice.strength > 0 or (compressible and plan.shadow) or elements > self._max_joined_elements
+        is_separate = choice.strength > 0 or (compressible and plan.shadow_cfs) or elements > self._max_joined_elements
         if choice.profile.pad_multiple and not is_separate:
             return Batch([piece], choice, (*common_key, None), choice.profile.pad_multiple)
         if not goes_alone(piece.flat):
@@ -357,26 +365,26 @@ class Averager:
     def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
         """Return the ``Context`` of each tensor of a batch, for the compressor; a single one if tensors are joined.
 
-        Also compute the compression errors at the CFs in ``plan.shadow``, which need the contexts.
+        Also compute the compression errors at the CFs in ``plan.shadow_cfs``, which need the contexts.
         """
         strength, fold = batch.choice.strength, batch.fold
-        if len(batch.pieces) > 1 and not batch.rows:
+        if len(batch.pieces) > 1 and not batch.is_matrix:
             return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]
         contexts = [self._context(piece, plan, strength, fold) for piece in batch.pieces]
-        if plan.shadow:
-            xs = batch.x.view(len(contexts), -1).unbind() if batch.rows else [batch.x]
-            for piece, x, context in zip(batch.pieces, xs, contexts, strict=True):
+        if plan.shadow_cfs:
+            x_of_pieces = batch.x.view(len(contexts), -1).unbind() if batch.is_matrix else [batch.x]
+            for piece, x, context in zip(batch.pieces, x_of_pieces, contexts, strict=True):
                 self._evaluate_shadow_cfs(piece, x, plan, context)
         return contexts
 
-    def _count_energies(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
+    def _count_energies(self, batches: Sequence[Batch], reduced_batches: Sequence[Reduced], finite: Verdict) -> None:
         """Add the energies (squared norms), squared errors and sent elements of batches to the step's measurement.
 
         Energies and errors count as 0 if some gradient was not finite and a compressor added the residuals itself.
         """
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
-        for batch, reduced in zip(batches, results, strict=True):
+        for batch, reduced in zip(batches, reduced_batches, strict=True):
             target = batch.x if reduced.target is None else reduced.target
             energies.append(batch.energy if batch.energy is not None and target is batch.x else energy(target))
             if reduced.error is not None:
@@ -387,8 +395,8 @@ class Averager:
                 elements = sum(piece.flat.numel() for piece in batch.pieces)
                 self.measurement.compressed += elements
                 self.measurement.sent += elements / reduced.cf
-        any_folded = any(batch.fold is not None for batch in batches)
-        not_finite = ~finite if any_folded and isinstance(finite, torch.Tensor) else None
+        compressors_added_residuals = any(batch.fold is not None for batch in batches)
+        not_finite = ~finite if compressors_added_residuals and isinstance(finite, torch.Tensor) else None
         for batch_sums, group_sums in ((energies, self.measurement.energies), (errors, self.measurement.errors)):
             total = summed(batch_sums)
             if not_finite is not None and isinstance(total, torch.Tensor):
@@ -397,32 +405,34 @@ class Averager:
 
     def _store_residuals(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
         """Set the residuals of a batch's tensors to what was not sent, if ``finite``; overwrites ``batch.x``."""
-        keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
-        residual = subtract_sent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
-        self.feedback.store_unsent(batch.names, residual, finite, keys)
+        draw_keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
+        new_residuals = subtract_sent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
+        self.feedback.store_unsent(batch.names, new_residuals, finite, draw_keys)
 
     # dense: as plain DDP does, without a copy if the tensors are contiguous in one buffer and have no residuals
 
-    def _dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job:
+    def _average_dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job:
         """Average a group dense, by one all-reduce; the sum is finite only if every rank's gradient was finite.
 
         Residuals from earlier compressed steps are added first. A rank may have residuals that another rank lacks.
         Therefore the all-reduce is the same with and without residuals.
         """
         has_residuals = any(self.feedback.has_residual(piece.name) for piece in pieces)
-        xs = self._dense_folded(pieces, plan) if has_residuals or plan.shadow else []
-        if xs and has_residuals:
-            flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(xs, pieces, strict=True)])
+        gradients_with_residuals = self._add_residuals_dense(pieces, plan) if has_residuals or plan.shadow_cfs else []
+        if gradients_with_residuals and has_residuals:
+            flat = torch.cat(
+                [x.to(piece.flat.dtype) for x, piece in zip(gradients_with_residuals, pieces, strict=True)]
+            )
         else:
             flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
         finite: Verdict = True
-        if has_residuals or self.feedback.commits.drops_whole_step:
+        if has_residuals or self.feedback.commit_policy.drops_whole_step:
             finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
                 self._discard_group(pieces)
                 return
-        for piece, x in zip(pieces, xs, strict=False):
+        for piece, x in zip(pieces, gradients_with_residuals, strict=False):
             if x is not piece.flat:
                 self.feedback.store_unsent([piece.name], None, finite)
         if flat is not buffer:
@@ -431,21 +441,21 @@ class Averager:
         if isinstance(finite, torch.Tensor):
             self._discard_group_on_device(pieces, finite)
 
-    def _dense_mean(self, flat: torch.Tensor, wire: torch.dtype) -> Returning[torch.Tensor]:
-        """Replace a flat tensor by its mean over the ranks, summed in the number format ``wire``; return the mean."""
-        if wire == flat.dtype:
-            divides_before_sum = divides_first(self.world, wire)
+    def _dense_mean(self, flat: torch.Tensor, wire_dtype: torch.dtype) -> Returning[torch.Tensor]:
+        """Replace a flat tensor by its mean over the ranks, summed in ``wire_dtype``; return the mean."""
+        if wire_dtype == flat.dtype:
+            divides_before_sum = divides_first(self.world, wire_dtype)
             if divides_before_sum:
                 flat.mul_(1 / self.world)
             (flat,) = yield [AllReduce(flat)]
             if not divides_before_sum:
                 flat.mul_(1 / self.world)
         else:
-            (total,) = yield [AllReduce(divide(flat, self.world, wire))]
+            (total,) = yield [AllReduce(divide(flat, self.world, wire_dtype))]
             flat.copy_(total)
         return flat
 
-    def _dense_folded(self, pieces: Sequence[Piece], plan: Plan) -> list[torch.Tensor]:
+    def _add_residuals_dense(self, pieces: Sequence[Piece], plan: Plan) -> list[torch.Tensor]:
         """Return each gradient plus its residual, flat, and add their energies (squared norms) to the measurement.
 
         Return ``[]`` if the host knows that a gradient is not finite.
@@ -454,21 +464,26 @@ class Averager:
         finite = self._judge(all_finite(energies))
         if finite is False:
             return []
-        xs: list[torch.Tensor] = []
+        gradients_with_residuals: list[torch.Tensor] = []
         for piece, gradient_energy in zip(pieces, energies, strict=True):
-            x = self.feedback.fold(piece.name, piece.flat, keep=False)
+            x = self.feedback.fold(piece.name, piece.flat, keeps_unsent=False)
             finite_sum = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
             self._evaluate_shadow_cfs(piece, finite_sum, plan, self._context(piece, plan, 0.0))
             self.measurement.energies.append(
                 (gradient_energy if finite_sum is piece.flat else energy(finite_sum)).double()
             )
-            xs.append(x)
-        return xs
+            gradients_with_residuals.append(x)
+        return gradients_with_residuals
 
     # compressed and dense
 
     def _context(
-        self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
+        self,
+        piece: Piece,
+        plan: Plan,
+        strength: float,
+        fold: Fold | None = None,
+        joined_shape: tuple[int, ...] | None = None,
     ) -> Context:
         """Return the facts about a tensor that its compressor gets, as a ``Context``.
 
@@ -477,7 +492,7 @@ class Averager:
             plan: plan of the step.
             strength: fraction of the unsent rest that becomes the residual, 0 to 1.
             fold: residual that the compressor adds itself; ``None``: it adds none.
-            shape: shape of the long tensor that several tensors are joined to; ``None``: the tensor's own shape.
+            joined_shape: shape of the long tensor that several tensors are joined to; ``None``: the tensor's own shape.
         """
         return Context(
             name=piece.name,
@@ -485,23 +500,23 @@ class Averager:
             rank=self.rank,
             world=self.world,
             seed=self.seed,
-            shape=piece.shape if shape is None else shape,
+            shape=piece.shape if joined_shape is None else joined_shape,
             dtype=piece.flat.dtype,
-            state=self.memory.of(piece.name) if shape is None else {},
+            state=self.memory.of(piece.name) if joined_shape is None else {},
             error_feedback=strength,
             fold=fold,
         )
 
     def _evaluate_shadow_cfs(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
-        """Compute the compression error of a tensor, flat x, at each CF in ``plan.shadow``, if it may be compressed."""
-        if plan.shadow and self._may_compress(piece):
+        """Compute the compression error of a tensor, flat x, at each shadow CF of a plan, if it may be compressed."""
+        if plan.shadow_cfs and self._may_compress(piece):
             evaluate_shadow_cfs(piece, x, self.base, plan, context, self.measurement)
 
     def _discard_group(self, pieces: Sequence[Piece]) -> None:
         """Restore a group's residuals, and overwrite its gradients with NaN: some rank's gradient was not finite."""
         self.measurement.verdicts.append(False)
         for piece in pieces:
-            self.feedback.commits.undo(piece.name, piece.flat)
+            self.feedback.commit_policy.undo(piece.name, piece.flat)
         self.memory.undo(piece.name for piece in pieces)
         for piece in pieces:
             piece.flat.fill_(float("nan"))
@@ -511,10 +526,10 @@ class Averager:
 
         ``finite`` is a 0-d bool tensor that only the device reads: whether all gradients of the group were finite.
         """
-        if not self.feedback.commits.drops_whole_step:
+        if not self.feedback.commit_policy.drops_whole_step:
             self.memory.undo_on_device((piece.name for piece in pieces), finite)
         one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):
-            flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]
-            torch._foreach_mul_(flats, one_or_nan.to(dtype))
+            same_dtype_flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]
+            torch._foreach_mul_(same_dtype_flats, one_or_nan.to(dtype))
         self.measurement.verdicts.append(finite)

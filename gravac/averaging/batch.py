@@ -40,14 +40,14 @@ class Batch:
     Attributes:
         pieces: the tensors; at least one.
         choice: compressor of the tensors, and its settings.
-        key: batches whose keys are equal may be merged; a tensor has the same key on all ranks.
-        multiple: if several tensors are joined to one long tensor, each is padded with zeros to a multiple of this
+        merge_key: batches whose keys are equal may be merged; a tensor has the same key on all ranks.
+        pad_multiple: if several tensors are joined to one long tensor, each is padded with zeros to a multiple of this
             number of elements. 0: several tensors are not joined, but become the rows of a matrix.
-        rows: True if the batch has several tensors, as the rows of a matrix.
+        is_matrix: True if the batch has several tensors, as the rows of a matrix.
         x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, float32 (float64 for float64
             gradients); set by ``folding.fold_in``. If the compressor itself adds residuals, x has the gradients alone
-            until ``unfold`` is called. If ``rows`` is also True, x is memory that the compressor overwrites with the
-            sums.
+            until ``unfold`` is called. If ``is_matrix`` is also True, x is memory that the compressor overwrites with
+            the sums.
         energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
         fold: residuals that the compressor itself adds to the gradients; ``None``: x already contains the residuals.
         changes_residuals: whether the tensors' residuals may change in this step.
@@ -55,9 +55,9 @@ class Batch:
 
     pieces: list[Piece]
     choice: Choice
-    key: Hashable = None
-    multiple: int = 0
-    rows: bool = field(default=False, init=False)
+    merge_key: Hashable = None
+    pad_multiple: int = 0
+    is_matrix: bool = field(default=False, init=False)
     x: torch.Tensor = field(init=False)
     energy: torch.Tensor | None = field(default=None, init=False)
     fold: Fold | None = field(default=None, init=False)
@@ -77,9 +77,9 @@ class Batch:
     def lengths(self) -> list[int]:
         """Number of elements of each tensor in x, padding included."""
         unpadded_lengths = [piece.flat.numel() for piece in self.pieces]
-        if len(unpadded_lengths) == 1 or not self.multiple:
+        if len(unpadded_lengths) == 1 or not self.pad_multiple:
             return unpadded_lengths
-        return [-(-unpadded_length // self.multiple) * self.multiple for unpadded_length in unpadded_lengths]
+        return [-(-unpadded_length // self.pad_multiple) * self.pad_multiple for unpadded_length in unpadded_lengths]
 
     def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Concatenate flat tensors, one for each of ``pieces``, padded as in x; return a single tensor unchanged."""
@@ -87,20 +87,20 @@ class Batch:
             return tensors[0]
         padding_lengths = [length - tensor.numel() for length, tensor in zip(self.lengths, tensors, strict=True)]
         zeros = tensors[0].new_zeros(max(padding_lengths)) if any(padding_lengths) else None
-        padded: list[torch.Tensor] = []
+        padded_parts: list[torch.Tensor] = []
         for tensor, padding_length in zip(tensors, padding_lengths, strict=True):
-            padded += [tensor] if zeros is None or not padding_length else [tensor, zeros[:padding_length]]
-        return torch.cat(padded)
+            padded_parts += [tensor] if zeros is None or not padding_length else [tensor, zeros[:padding_length]]
+        return torch.cat(padded_parts)
 
     def rounds(self, contexts: Sequence[Context]) -> Rounds:
         """Return the compressor's generator, which yields the collectives that average x over the ranks.
 
         Args:
-            contexts: facts about the tensors, for the compressor: one context for each row if ``rows`` is True,
+            contexts: facts about the tensors, for the compressor: one context for each row if ``is_matrix`` is True,
                 otherwise a single one.
         """
         compressor, cf = self.choice.compressor, self.choice.cf
-        if self.rows:
+        if self.is_matrix:
             return compressor.rounds_together(self.x.view(len(contexts), -1), cf, contexts)
         return compressor.rounds(self.x, cf, contexts[0])
 
@@ -113,24 +113,26 @@ class Batch:
             self.energy = self.fold.energy
             self.x = self.x if self.fold.unsent is None else self.fold.unsent
 
-    def write(self, mean: torch.Tensor | Addend, spare: torch.Tensor) -> None:
+    def write(self, mean: torch.Tensor | Addend, scratch: torch.Tensor) -> None:
         """Overwrite the batch's gradients with their means over the ranks.
 
         Args:
             mean: mean of x over the ranks, flat, of x's length: a tensor, or an ``Addend``. An ``Addend`` adds the mean
                 to a tensor without storing all elements of the mean.
-            spare: memory for intermediate results, of x's length; overwritten if the batch has several tensors.
+            scratch: memory for intermediate results, of x's length; overwritten if the batch has several tensors.
         """
         flats = self.flats
         if len(flats) == 1:
             _overwrite(flats[0], mean)
             return
         if not isinstance(mean, torch.Tensor):
-            if self.rows and try_overwrite(mean, *flats):
+            if self.is_matrix and try_overwrite(mean, *flats):
                 return
-            mean = spare if try_overwrite(mean, spare) else mean.add_to(spare.zero_())
+            mean = scratch if try_overwrite(mean, scratch) else mean.add_to(scratch.zero_())
         means = torch.split(mean, self.lengths)
-        torch._foreach_copy_(flats, [padded[: flat.numel()] for padded, flat in zip(means, flats, strict=True)])
+        torch._foreach_copy_(
+            flats, [padded_mean[: flat.numel()] for padded_mean, flat in zip(means, flats, strict=True)]
+        )
 
 
 def merge_batches(batches: Iterable[Batch]) -> list[Batch]:
@@ -140,13 +142,13 @@ def merge_batches(batches: Iterable[Batch]) -> list[Batch]:
         batches: batches of one tensor each, in the same order on all ranks. The first batch of each key is changed: it
             gets the tensors of the other batches of that key.
     """
-    by_key: dict[Hashable, Batch] = {}
+    batch_by_key: dict[Hashable, Batch] = {}
     for batch in batches:
-        first_batch = by_key.setdefault(batch.key, batch)
+        first_batch = batch_by_key.setdefault(batch.merge_key, batch)
         if first_batch is not batch:
             first_batch.pieces += batch.pieces
-            first_batch.rows = not first_batch.multiple
-    return list(by_key.values())
+            first_batch.is_matrix = not first_batch.pad_multiple
+    return list(batch_by_key.values())
 
 
 def _overwrite(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:

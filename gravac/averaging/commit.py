@@ -173,8 +173,8 @@ class InPlace(CommitPolicy):
             self.uncommitted_parameters.discard(name)
             residual = self.residual[name].sub_(gradient)
             if name in self.next_releasing:
-                releasing, remaining = self.releasing[name], self.next_releasing[name]
-                residual.sub_(releasing if remaining is None else releasing - remaining)
+                releasing_before, releasing_after = self.releasing[name], self.next_releasing[name]
+                residual.sub_(releasing_before if releasing_after is None else releasing_before - releasing_after)
         super().undo(name, gradient)
 
     def commit(self, finite: Verdict) -> None:
@@ -236,10 +236,10 @@ class AtStepEnd(CommitPolicy):
 
         The tensor is created if it is missing, or of another shape than the gradient (flat).
         """
-        spare = self.spare_memory.get(name)
-        if spare is None or spare.shape != gradient.shape:
-            spare = self.spare_memory[name] = super().buffer(name, gradient)
-        return spare
+        spare_tensor = self.spare_memory.get(name)
+        if spare_tensor is None or spare_tensor.shape != gradient.shape:
+            spare_tensor = self.spare_memory[name] = super().buffer(name, gradient)
+        return spare_tensor
 
     def store_residual(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
         """Note ``unsent``, flat or ``None``, as the parameter's new residual, which ``commit`` will store."""
@@ -248,11 +248,11 @@ class AtStepEnd(CommitPolicy):
     def store_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
         """Note copies of the rows, ``[parameters, elements]``, as new residuals, which ``commit`` will store."""
         if rows.dtype == torch.bfloat16:
-            copies = [torch.empty_like(row) for row in rows]
+            row_copies = [torch.empty_like(row) for row in rows]
         else:
-            copies = [self.buffer(name, row) for name, row in zip(names, rows, strict=True)]
-        torch._foreach_copy_(copies, [*rows])
-        self.pending_residuals.update(zip(names, copies, strict=True))
+            row_copies = [self.buffer(name, row) for name, row in zip(names, rows, strict=True)]
+        torch._foreach_copy_(row_copies, [*rows])
+        self.pending_residuals.update(zip(names, row_copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
         """End a step: keep its new residuals if all its gradients were ``finite``; otherwise keep the old residuals."""
@@ -274,16 +274,18 @@ class AtStepEnd(CommitPolicy):
         self.spare_memory.pop(name, None)
 
 
-def _overwrite_if_finite(previous: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
-    """Overwrite a tensor with ``new``, of the same shape, or with zeros for ``None``, if gradients were ``finite``."""
-    new = previous.new_zeros(()) if new is None else new
+def _overwrite_if_finite(residual: torch.Tensor, new_residual: torch.Tensor | None, finite: Verdict) -> None:
+    """Overwrite a residual with another of the same shape, or with zeros for ``None``, if gradients were ``finite``."""
+    new_residual = residual.new_zeros(()) if new_residual is None else new_residual
     if isinstance(finite, bool):
-        previous.copy_(new)
+        residual.copy_(new_residual)
     else:
-        torch.where(finite, new, previous, out=previous)
+        torch.where(finite, new_residual, residual, out=residual)
 
 
-def _new_residual(finite: Verdict, unsent: torch.Tensor | None, previous: torch.Tensor | None) -> torch.Tensor | None:
+def _new_residual(
+    finite: Verdict, unsent: torch.Tensor | None, previous_residual: torch.Tensor | None
+) -> torch.Tensor | None:
     """Return ``unsent`` if all gradients were ``finite``, otherwise the previous residual; ``None``: no residual.
 
     The result may use the memory of either. ``finite`` is True or a 0-d bool tensor, never False.
@@ -291,5 +293,9 @@ def _new_residual(finite: Verdict, unsent: torch.Tensor | None, previous: torch.
     if isinstance(finite, bool):
         return unsent
     if unsent is None:
-        return None if previous is None else previous.masked_fill_(finite, 0.0)
-    return unsent.masked_fill_(~finite, 0.0) if previous is None else torch.where(finite, unsent, previous, out=unsent)
+        return None if previous_residual is None else previous_residual.masked_fill_(finite, 0.0)
+    return (
+        unsent.masked_fill_(~finite, 0.0)
+        if previous_residual is None
+        else torch.where(finite, unsent, previous_residual, out=unsent)
+    )

@@ -45,20 +45,22 @@ class Diagnostics:
                 ``measurement.norms``.
         """
         for piece in pieces:
-            total = self.sums.pop(piece.name, None)
-            if total is None:
-                total = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
+            gradient_sum = self.sums.pop(piece.name, None)
+            if gradient_sum is None:
+                gradient_sum = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
             if finite is not False:
-                total.add_(piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat)))
+                gradient_sum.add_(
+                    piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat))
+                )
             if plan.sums == "report":
-                measurement.norms[piece.name] = energy(total)
-                self._reported_sums.append(total)  # kept until ``commit``: a stream may read it
+                measurement.norms[piece.name] = energy(gradient_sum)
+                self._reported_sums.append(gradient_sum)  # kept until ``commit``: a stream may read it
             else:
-                self.sums[piece.name] = total
+                self.sums[piece.name] = gradient_sum
 
     def to_device(self, device: torch.device) -> None:
         """Move the sums of gradients over steps to a device."""
-        replace_entries(self.sums, {name: total.to(device) for name, total in self.sums.items()})
+        replace_entries(self.sums, {name: gradient_sum.to(device) for name, gradient_sum in self.sums.items()})
 
     def commit(self) -> None:
         """End a step: free the memory of the sums of gradients that were reported in this step."""
@@ -66,14 +68,14 @@ class Diagnostics:
 
     def rescale(self, factor: Number) -> None:
         """Multiply the sums of gradients over steps by ``factor``, by which the loss scale was multiplied."""
-        for total in self.sums.values():
-            total.mul_(factor)
+        for gradient_sum in self.sums.values():
+            gradient_sum.mul_(factor)
 
 
 def evaluate_shadow_cfs(
     piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: LocalMeasurement
 ) -> None:
-    """Compute the compression error of a tensor at each CF in ``plan.shadow``, without sending anything.
+    """Compute the compression error of a tensor at each CF in ``plan.shadow_cfs``, without sending anything.
 
     A compressor that selects elements (a sparsifier) stores the selected positions in ``context``, and reuses them when
     it sends the tensor.
@@ -82,12 +84,12 @@ def evaluate_shadow_cfs(
         piece: a tensor that may be compressed.
         x: the tensor's gradient plus its residual, flat, ``[elements]``.
         base: the compressor whose errors are computed.
-        plan: plan of the step; ``plan.shadow`` has the CFs.
+        plan: plan of the step; ``plan.shadow_cfs`` has the CFs.
         context: facts about the tensor, for the compressor: name, shape, step, seed, and so on.
         measurement: measurement of the step; the squared error at each CF, 0-d, is appended to its ``shadow_errors``.
     """
     choice = plan.of(piece.name)
-    cf_in_use = (choice.cf,) if choice.compresses else ()
-    cfs = sorted({*plan.shadow, *cf_in_use})
-    errors = dict(zip(cfs, base.errors(x, cfs, context), strict=True))
-    measurement.shadow_errors.append([errors[cf].double() for cf in plan.shadow])
+    cfs_in_use = (choice.cf,) if choice.compresses else ()
+    cfs = sorted({*plan.shadow_cfs, *cfs_in_use})
+    error_by_cf = dict(zip(cfs, base.errors(x, cfs, context), strict=True))
+    measurement.shadow_errors.append([error_by_cf[cf].double() for cf in plan.shadow_cfs])

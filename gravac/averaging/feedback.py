@@ -43,7 +43,7 @@ class Feedback:
         residual: residuals, flat, by parameter name; always the same dict, but its tensors may be replaced.
         releasing: residuals of parameters whose CF fell, flat, by parameter name. Each step adds only a part of them to
             the gradient. Always the same dict.
-        commits: commit policy, which says when residuals change.
+        commit_policy: commit policy, which says when residuals change.
     """
 
     def __init__(self, release: float = 1.0, overflow_safety: bool | None = None, dtype: str = "float32") -> None:
@@ -100,7 +100,7 @@ class Feedback:
             if self._host_looks
             else Masked
         )
-        self.commits: CommitPolicy = policy_class(
+        self.commit_policy: CommitPolicy = policy_class(
             self.residual, self.releasing, self._next_releasing, self._checks_group_means
         )
 
@@ -137,9 +137,9 @@ class Feedback:
         """
         if self._stored(gradient.dtype) == torch.bfloat16:
             return torch.empty_like(gradient, dtype=working(gradient.dtype))
-        return self.commits.buffer(name, gradient)
+        return self.commit_policy.buffer(name, gradient)
 
-    def fold(self, name: str, gradient: torch.Tensor, keep: bool) -> torch.Tensor:
+    def fold(self, name: str, gradient: torch.Tensor, keeps_unsent: bool) -> torch.Tensor:
         """Return a gradient plus its residual, plus the part that this step adds of a residual in ``releasing``.
 
         ``releasing`` has the residuals of parameters whose CF fell.
@@ -147,14 +147,14 @@ class Feedback:
         Args:
             name: the parameter's name.
             gradient: the parameter's gradient, flat, finite; not changed.
-            keep: whether the caller will store a new residual, that is, whether error feedback is above 0.
+            keeps_unsent: whether the caller will store a new residual, that is, whether error feedback is above 0.
 
         Returns:
             The sum, flat, float32 (float64 for float64 gradients); the gradient itself if nothing is added or
             converted.
         """
         dtype = working(gradient.dtype)
-        if not keep and not self.has_residual(name):
+        if not keeps_unsent and not self.has_residual(name):
             return gradient.to(dtype)
         residual, x = self.residual.get(name), self.buffer(name, gradient)
         if residual is None:
@@ -178,14 +178,14 @@ class Feedback:
             The sums, a row for each parameter: ``[parameters, elements]``, float32 (float64 for float64 gradients).
         """
         x = gradients[0].new_empty(len(names), gradients[0].numel(), dtype=working(gradients[0].dtype))
-        rows = dict(zip(names, x.unbind(), strict=True))
-        torch._foreach_copy_([*rows.values()], [*gradients])
-        residuals = {name: self.residual[name] for name in names if name in self.residual}
-        if residuals:
-            torch._foreach_add_([rows[name] for name in residuals], [*residuals.values()])
+        row_by_name = dict(zip(names, x.unbind(), strict=True))
+        torch._foreach_copy_([*row_by_name.values()], [*gradients])
+        residual_by_name = {name: self.residual[name] for name in names if name in self.residual}
+        if residual_by_name:
+            torch._foreach_add_([row_by_name[name] for name in residual_by_name], [*residual_by_name.values()])
         for name, gradient in zip(names, gradients, strict=True):
             if name in self.releasing:
-                self._release(name, gradient, rows[name])
+                self._release(name, gradient, row_by_name[name])
         return x
 
     def _release(self, name: str, gradient: torch.Tensor, x: torch.Tensor) -> None:
@@ -206,10 +206,10 @@ class Feedback:
             x.add_(releasing)
             self._next_releasing[name] = None
         elif self._judge(norm_limit > 0) is not False:
-            fraction = torch.where(
+            released_fraction = torch.where(
                 releasing_norm <= norm_limit, torch.ones_like(releasing_norm), norm_limit / releasing_norm
             )
-            released_part = releasing * fraction.to(releasing.dtype)
+            released_part = releasing * released_fraction.to(releasing.dtype)
             x.add_(released_part)
             self._next_releasing[name] = releasing - released_part
 
@@ -229,36 +229,36 @@ class Feedback:
         """
         if unsent is None:
             for name in names:
-                self.commits.store_residual(name, None, finite)
+                self.commit_policy.store_residual(name, None, finite)
             return
-        rows = unsent.view(len(names), -1) if len(names) > 1 else unsent
-        if self._stored(rows.dtype) == torch.bfloat16:
-            rows = round_to_bfloat16(rows, *map(Draws, keys))
+        new_residuals = unsent.view(len(names), -1) if len(names) > 1 else unsent
+        if self._stored(new_residuals.dtype) == torch.bfloat16:
+            new_residuals = round_to_bfloat16(new_residuals, *map(Draws, keys))
         if len(names) > 1:
-            self.commits.store_rows(names, rows, finite)
+            self.commit_policy.store_rows(names, new_residuals, finite)
         else:
-            self.commits.store_residual(names[0], rows, finite)
+            self.commit_policy.store_residual(names[0], new_residuals, finite)
 
     # between steps
 
-    def set_aside(self, fell: Callable[[str], bool] = lambda name: True) -> None:
+    def set_aside(self, cf_fell: Callable[[str], bool] = lambda name: True) -> None:
         """Move the residuals of parameters whose CF fell from ``residual`` to ``releasing``.
 
         Each step then adds only a part of them to the gradient. If ``release`` is inf, do nothing: the next step adds
         the whole residuals.
 
         Args:
-            fell: function that gets a parameter's name, and returns whether the CF of this parameter fell; by default,
-                it returns True for all parameters.
+            cf_fell: function that gets a parameter's name, and returns whether the CF of this parameter fell; by
+                default, it returns True for all parameters.
         """
         if self.release == float("inf"):
             return
-        for name in [name for name in self.residual if fell(name)]:
+        for name in [name for name in self.residual if cf_fell(name)]:
             residual, releasing = self.residual.pop(name), self.releasing.get(name)
             self.releasing[name] = (
                 residual.to(working(residual.dtype)) if releasing is None else releasing.add_(residual)
             )
-            self.commits.forget(name)
+            self.commit_policy.forget(name)
 
     def rescale(self, factor: Number) -> None:
         """Multiply all residuals by ``factor``, by which the loss scale was multiplied."""
@@ -267,8 +267,8 @@ class Feedback:
 
     def load(self, residual: Mapping[str, torch.Tensor], releasing: Mapping[str, torch.Tensor]) -> None:
         """Replace all residuals by copies of saved ones: flat tensors, by parameter name."""
-        copies = {name: tensor.to(self._stored(tensor.dtype), copy=True) for name, tensor in residual.items()}
-        replace_entries(self.residual, copies)
+        residual_copies = {name: tensor.to(self._stored(tensor.dtype), copy=True) for name, tensor in residual.items()}
+        replace_entries(self.residual, residual_copies)
         replace_entries(self.releasing, {name: tensor.clone() for name, tensor in releasing.items()})
         self._next_releasing.clear()
         self._choose_policy()
@@ -287,11 +287,13 @@ class Feedback:
         Args:
             sends_all: function that gets a parameter's name, and returns whether the parameter is sent dense.
         """
-        squares = {name: energy(releasing) for name, releasing in self.releasing.items()}
+        energy_by_name = {name: energy(releasing) for name, releasing in self.releasing.items()}
         for name, residual in self.residual.items():
             if sends_all(name):
-                squares[name] = squares[name] + energy(residual) if name in squares else energy(residual)
-        return squares
+                energy_by_name[name] = (
+                    energy_by_name[name] + energy(residual) if name in energy_by_name else energy(residual)
+                )
+        return energy_by_name
 
     def drop(self, names: Iterable[str], sends_all: Callable[[str], bool]) -> None:
         """Drop the residuals whose norms ``leftover`` returned; called when they are zero on all ranks.
@@ -304,7 +306,7 @@ class Feedback:
             self.releasing.pop(name, None)
             if sends_all(name):
                 self.residual.pop(name, None)
-                self.commits.forget(name)
+                self.commit_policy.forget(name)
 
     def _stored(self, dtype: torch.dtype) -> torch.dtype:
         """Return the number format in which residuals that were computed in ``dtype`` are stored."""

@@ -25,11 +25,11 @@ def fold_in(
     feedback: Feedback,
     judge: Callable[[torch.Tensor], Verdict],
     inputs_finite: Verdict,
-    by_compressors: bool,
+    compressors_add_residuals: bool,
 ) -> Verdict:
     """Check whether gradients are finite, and add residuals to them, or let the compressors do both.
 
-    1. If ``by_compressors``, skip each batch whose compressor adds residuals itself.
+    1. If ``compressors_add_residuals``, skip each batch whose compressor adds residuals itself.
     2. Take each other batch that has no residuals and keeps none: concatenate its gradients, and sum their squares.
     3. Sum the squares of the remaining gradients.
     4. Check by these sums whether all gradients are finite, and add residuals to the gradients of step 3.
@@ -42,8 +42,8 @@ def fold_in(
             read it.
         inputs_finite: whether all inputs from which the gradients were computed are finite; True if the caller does not
             know.
-        by_compressors: whether compressors may add residuals and check gradients; False if the caller needs the sums of
-            gradients and residuals beforehand.
+        compressors_add_residuals: whether compressors may add residuals and check gradients; False if the caller needs
+            the sums of gradients and residuals beforehand.
 
     Returns:
         Whether ``inputs_finite`` is true and all gradients are finite: a bool, or a 0-d bool tensor. Gradients that are
@@ -51,7 +51,7 @@ def fold_in(
     """
     energies: list[torch.Tensor] = []
     for batch in batches:
-        if by_compressors and _left_to_compressor(batch, feedback):
+        if compressors_add_residuals and _leave_to_compressor(batch, feedback):
             continue
         if batch.choice.strength > 0 or any(feedback.has_residual(name) for name in batch.names):
             energies += energies_of(batch.flats)
@@ -76,7 +76,7 @@ def fold_in(
     return finite
 
 
-def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
+def _leave_to_compressor(batch: Batch, feedback: Feedback) -> bool:
     """If the compressor of a batch can add residuals, set ``batch.x`` and ``batch.fold`` for that, and return True."""
     names, flats, choice = batch.names, batch.flats, batch.choice
     if flats[0].dtype == torch.float64 or any(name in feedback.releasing for name in names):
@@ -85,14 +85,14 @@ def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
         return False
     residuals = [feedback.residual[name] for name in names if name in feedback.residual]
     if len(names) == 1:
-        unsent = feedback.buffer(names[0], flats[0]) if choice.strength > 0 else None
-        batch.x, batch.fold = flats[0], Fold(residuals[0] if residuals else None, unsent)
-        batch.changes_residuals = unsent is not None or bool(residuals)
-    elif batch.rows and len(residuals) in (0, len(names)):
+        unsent_buffer = feedback.buffer(names[0], flats[0]) if choice.strength > 0 else None
+        batch.x, batch.fold = flats[0], Fold(residuals[0] if residuals else None, unsent_buffer)
+        batch.changes_residuals = unsent_buffer is not None or bool(residuals)
+    elif batch.is_matrix and len(residuals) in (0, len(names)):
         x = flats[0].new_empty(sum(batch.lengths), dtype=working(flats[0].dtype))
         batch.x, batch.fold = x, Fold(unsent=x, gradients=flats, residuals=residuals)
         batch.changes_residuals = True
-    elif not batch.rows and not residuals:
+    elif not batch.is_matrix and not residuals:
         batch.x, batch.fold = batch.join(flats), Fold()
     return batch.fold is not None
 
@@ -100,8 +100,8 @@ def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
 def _fold(batch: Batch, feedback: Feedback) -> None:
     """Set ``batch.x`` to the sums of the batch's gradients, which are finite, and their residuals."""
     batch.changes_residuals = True
-    if batch.rows:
+    if batch.is_matrix:
         batch.x = feedback.fold_rows(batch.names, batch.flats).view(-1)
     else:
-        keep = batch.choice.strength > 0
-        batch.x = batch.join([feedback.fold(piece.name, piece.flat, keep) for piece in batch.pieces])
+        keeps_unsent = batch.choice.strength > 0
+        batch.x = batch.join([feedback.fold(piece.name, piece.flat, keeps_unsent) for piece in batch.pieces])

@@ -44,11 +44,11 @@ class CompressorMemory:
         If both have the same shape and dtype, the selected numbers are written into the previous tensor.
         """
         for name in names:
-            previous_memories, changed_memories = self.stored.get(name, {}), self._changed_memories.get(name, {})
-            changed_memories.update(
+            previous_memory, changed_memory = self.stored.get(name, {}), self._changed_memories.get(name, {})
+            changed_memory.update(
                 {
-                    key: _overwrite_if_finite(finite, new, previous_memories.get(key))
-                    for key, new in changed_memories.items()
+                    key: _overwrite_if_finite(finite, new, previous_memory.get(key))
+                    for key, new in changed_memory.items()
                 }
             )
 
@@ -59,10 +59,10 @@ class CompressorMemory:
         the latter case, a tensor that had no predecessor is stored even if ``finite`` is false.
         """
         if finite is not False:
-            for name, changed in self._changed_memories.items():
-                previous = self.stored.get(name, {})
+            for name, changed_memory in self._changed_memories.items():
+                previous_memory = self.stored.get(name, {})
                 self.stored[name] = {
-                    key: _select_if_finite(finite, new, previous.get(key)) for key, new in changed.items()
+                    key: _select_if_finite(finite, new, previous_memory.get(key)) for key, new in changed_memory.items()
                 }
         self._changed_memories.clear()
 
@@ -75,8 +75,10 @@ class CompressorMemory:
 
     def load(self, memories: dict[str, Memory]) -> None:
         """Replace the memory of all parameters by copies of ``memories``: for each parameter, tensors by key."""
-        copies = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in memories.items()}
-        replace_entries(self.stored, copies)
+        memory_copies = {
+            name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in memories.items()
+        }
+        replace_entries(self.stored, memory_copies)
         self._changed_memories.clear()
 
 

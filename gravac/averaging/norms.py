@@ -18,7 +18,9 @@ def all_elements_finite(flats: Sequence[torch.Tensor]) -> torch.Tensor:
     dtypes = dict.fromkeys(flat.dtype for flat in flats)
     flats_by_dtype = [[flat for flat in flats if flat.dtype == dtype] for dtype in dtypes]
     largest_magnitudes = [
-        norm.double() for same_dtype in flats_by_dtype for norm in torch._foreach_norm(same_dtype, torch.inf)
+        norm.double()
+        for same_dtype_flats in flats_by_dtype
+        for norm in torch._foreach_norm(same_dtype_flats, torch.inf)
     ]
     return (torch.stack(largest_magnitudes) < torch.inf).all()
 
@@ -36,7 +38,8 @@ def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [*torch._foreach_mul(norms, norms)]
     norms = torch._foreach_norm([*flats], 2, torch.float32 if flats[0].element_size() < 4 else None)
     return [
-        recompute_if_inexact(square, flat) for square, flat in zip(torch._foreach_mul(norms, norms), flats, strict=True)
+        recompute_if_inexact(squared_norm, flat)
+        for squared_norm, flat in zip(torch._foreach_mul(norms, norms), flats, strict=True)
     ]
 
 

@@ -73,10 +73,10 @@ class Plan:
 
     Attributes:
         step: number of the step, counted from 0.
-        choice: how the large tensors (those that may be compressed) are sent, unless they are in ``by_name``.
-        small: how tensors that are too small to be compressed are sent: dense.
-        by_name: how the tensors that have a choice of their own are sent, by parameter name.
-        shadow: CFs at which the errors of the base compressor are computed without sending, ascending.
+        choice: how the large tensors (those that may be compressed) are sent, unless they are in ``choice_by_name``.
+        small_choice: how tensors that are too small to be compressed are sent: dense.
+        choice_by_name: how the tensors that have a choice of their own are sent, by parameter name.
+        shadow_cfs: CFs at which the errors of the base compressor are computed without sending, ascending.
         sums: ``"none"``: gradients are not summed over steps. ``"add"``: they are added to the sums. ``"report"``: they
             are added to the sums, the norms of the sums are reported, and the sums are dropped. See
             ``gravac.controllers.base.Decision``.
@@ -84,9 +84,9 @@ class Plan:
 
     step: int
     choice: Choice
-    small: Choice
-    by_name: Mapping[str, Choice] = field(default_factory=dict)
-    shadow: tuple[float, ...] = ()
+    small_choice: Choice
+    choice_by_name: Mapping[str, Choice] = field(default_factory=dict)
+    shadow_cfs: tuple[float, ...] = ()
     sums: str = "none"
 
     def of(self, name: str, compressible: bool = True) -> Choice:
@@ -96,8 +96,8 @@ class Plan:
             name: the parameter's name.
             compressible: whether the tensor is large enough to be compressed.
         """
-        tensor_choice = self.by_name.get(name, self.choice)
-        return tensor_choice if compressible or not tensor_choice.compresses else self.small
+        tensor_choice = self.choice_by_name.get(name, self.choice)
+        return tensor_choice if compressible or not tensor_choice.compresses else self.small_choice
 
     def sends_all(self, name: str) -> bool:
         """True if a tensor, given by name, is sent dense: every element is sent."""
@@ -105,8 +105,8 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How tensors that are large enough to be compressed are sent: first ``choice``, then those in ``by_name``."""
-        return (self.choice, *self.by_name.values())
+        """How tensors that are large enough to be compressed are sent: ``choice``, then those in ``choice_by_name``."""
+        return (self.choice, *self.choice_by_name.values())
 
     @property
     def compresses(self) -> bool:

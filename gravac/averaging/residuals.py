@@ -34,27 +34,27 @@ def round_to_bfloat16(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
 
 
 def subtract_sent(
-    x: torch.Tensor, sent: torch.Tensor | Addend, strength: float, aside: torch.Tensor | None
+    x: torch.Tensor, sent: torch.Tensor | Addend, strength: float, kept_aside: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return the new residual, ``strength * (x - sent - aside)``, in the memory of flat x; ``None`` if nothing is kept.
+    """Return the new residual, ``strength * (x - sent - kept_aside)``, in the memory of flat x; ``None``: none.
 
     Args:
         x: gradient plus residual, flat; overwritten.
         sent: numbers that were sent, flat, of x's length: a tensor, or an ``Addend``. An ``Addend`` adds the numbers to
             a tensor without storing all of them.
-        strength: fraction of the unsent rest, ``x - sent - aside``, that becomes the residual, 0 to 1; 0: there is no
-            residual.
-        aside: part of ``x - sent`` that the compressor keeps in its own memory, flat; ``None``: it keeps nothing.
+        strength: fraction of the unsent rest, ``x - sent - kept_aside``, that becomes the residual, 0 to 1; 0: there is
+            no residual.
+        kept_aside: part of ``x - sent`` that the compressor keeps in its own memory, flat; ``None``: it keeps nothing.
     """
     if strength <= 0 or sent is x:
         return None
     unsent_rest = x.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(x, alpha=-1.0)
-    if aside is not None:
-        unsent_rest.sub_(aside)
+    if kept_aside is not None:
+        unsent_rest.sub_(kept_aside)
     return unsent_rest.mul_(strength) if strength < 1.0 else unsent_rest
 
 
-def replace_entries(stored: dict[str, StoredT], entries: dict[str, StoredT]) -> None:
-    """Replace all entries of the dict ``stored`` by ``entries``, in place, since other objects refer to the dict."""
-    stored.clear()
-    stored.update(entries)
+def replace_entries(replaced_dict: dict[str, StoredT], new_entries: dict[str, StoredT]) -> None:
+    """Replace all entries of a dict by ``new_entries``, in place, since other objects refer to the dict."""
+    replaced_dict.clear()
+    replaced_dict.update(new_entries)

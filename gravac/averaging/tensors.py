@@ -40,5 +40,5 @@ def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return a parameter's shape in memory order, largest stride first: ``(O, H, W, I)`` for channels-last weights."""
     strides = parameter.stride()
-    order = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
-    return tuple(parameter.shape[dim] for dim in order)
+    dims_by_stride = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
+    return tuple(parameter.shape[dim] for dim in dims_by_stride)

@@ -53,10 +53,12 @@ def power_at(points: EfficiencyPoints, every: float) -> float:
     """
     if len(points) == 1 or every <= points[0][0]:
         return points[0][1]
-    low, high = _neighboring_points(points, every)
-    return low[1] + (high[1] - low[1]) * math.log(every / low[0]) / math.log(high[0] / low[0])
+    lower_point, higher_point = _neighboring_points(points, every)
+    return lower_point[1] + (higher_point[1] - lower_point[1]) * math.log(every / lower_point[0]) / math.log(
+        higher_point[0] / lower_point[0]
+    )
 
 
 def _neighboring_points(points: EfficiencyPoints, x: float) -> EfficiencyPoints:
     """Return the two neighboring points with x between them; if x is beyond the last point, the last two points."""
-    return next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])
+    return next((point_pair for point_pair in itertools.pairwise(points) if x <= point_pair[1][0]), points[-2:])

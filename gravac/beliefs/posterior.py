@@ -69,11 +69,11 @@ def posterior(
     if not ratios:
         return beliefs
     best_factor = max(DEVIATION_FACTORS, key=lambda factor: _condition(beliefs, kinds, ratios, factor)[0])
-    _, means, deviations = _condition(beliefs, kinds, ratios, best_factor)
+    _, log_means, log_deviations = _condition(beliefs, kinds, ratios, best_factor)
     measured_kinds = {kinds[position] for measured in ratios for position in (measured.position, measured.reference)}
     return tuple(
-        Belief(math.exp(mean), deviation) if kind in measured_kinds else belief
-        for belief, kind, mean, deviation in zip(beliefs, kinds, means, deviations, strict=True)
+        Belief(math.exp(log_mean), log_deviation) if kind in measured_kinds else belief
+        for belief, kind, log_mean, log_deviation in zip(beliefs, kinds, log_means, log_deviations, strict=True)
     )
 
 
@@ -92,15 +92,17 @@ def _condition(
         The log likelihood of the ratios, up to a constant; the means of the methods' log efficiencies after the
         measurements; and their standard deviations. Both lists have the order of ``beliefs``.
     """
-    positions = range(len(beliefs))
-    means = [math.log(belief.efficiency) for belief in beliefs]
-    deviations = [deviation_factor * belief.deviation for belief in beliefs]
+    method_positions = range(len(beliefs))
+    log_means = [math.log(belief.efficiency) for belief in beliefs]
+    log_deviations = [deviation_factor * belief.deviation for belief in beliefs]
     covariance = [
         [
-            deviations[i] * deviations[j] * (1.0 if i == j else SAME_KIND_CORRELATION if kinds[i] == kinds[j] else 0.0)
-            for j in positions
+            log_deviations[i]
+            * log_deviations[j]
+            * (1.0 if i == j else SAME_KIND_CORRELATION if kinds[i] == kinds[j] else 0.0)
+            for j in method_positions
         ]
-        for i in positions
+        for i in method_positions
     ]
     log_likelihood = 0.0
     for position, reference, ratio, error in ratios:
@@ -108,11 +110,12 @@ def _condition(
         variance = covariance_with_ratio[position] - covariance_with_ratio[reference] + (error / ratio) ** 2
         if not variance > 0:
             continue
-        innovation = math.log(ratio) - (means[position] - means[reference])
+        innovation = math.log(ratio) - (log_means[position] - log_means[reference])
         log_likelihood -= 0.5 * (math.log(variance) + innovation**2 / variance)
-        for i in positions:
-            means[i] += covariance_with_ratio[i] / variance * innovation
+        for i in method_positions:
+            log_means[i] += covariance_with_ratio[i] / variance * innovation
             covariance[i] = [
-                covariance[i][j] - covariance_with_ratio[i] * covariance_with_ratio[j] / variance for j in positions
+                covariance[i][j] - covariance_with_ratio[i] * covariance_with_ratio[j] / variance
+                for j in method_positions
             ]
-    return log_likelihood, means, [math.sqrt(max(0.0, covariance[i][i])) for i in positions]
+    return log_likelihood, log_means, [math.sqrt(max(0.0, covariance[i][i])) for i in method_positions]

@@ -142,12 +142,12 @@ class Beliefs(Settings):
             delay: number of steps that an exchange is in flight before its mean is applied; 0: training waits.
             world: number of ranks.
         """
-        by_ranks = tuple((ranks, efficiency_at(points, every)) for ranks, points in self.outer.items())
-        without_delay = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
+        efficiency_by_ranks = tuple((ranks, efficiency_at(points, every)) for ranks, points in self.outer.items())
+        belief_without_delay = self.belief(efficiency_at(efficiency_by_ranks, min(world, max(self.outer))), "outer")
         if not delay:
-            return without_delay
-        delay_in_table = delay if self.delay_every is None else delay * self.delay_every / every
-        return without_delay.times(self.belief(efficiency_at(self.delay, 1 + delay_in_table), "delay"))
+            return belief_without_delay
+        table_delay_steps = delay if self.delay_every is None else delay * self.delay_every / every
+        return belief_without_delay.times(self.belief(efficiency_at(self.delay, 1 + table_delay_steps), "delay"))
 
 
 def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
@@ -179,19 +179,19 @@ def read_beliefs(path: Path) -> Beliefs:
     return Beliefs(**json.loads(path.read_text(encoding="utf-8")))
 
 
-_replacements: list[Beliefs] = []
+_replacement_beliefs: list[Beliefs] = []
 
 
 def beliefs_in_force() -> Beliefs:
     """Return the beliefs that controllers use now: those given to ``use_beliefs``, or those of ``shipped.json``."""
-    return _replacements[-1] if _replacements else shipped_beliefs()
+    return _replacement_beliefs[-1] if _replacement_beliefs else shipped_beliefs()
 
 
 @contextmanager
 def use_beliefs(beliefs: Beliefs) -> Iterator[None]:
     """Let this process use other beliefs within a ``with`` block; all ranks must use the same beliefs."""
-    _replacements.append(beliefs)
+    _replacement_beliefs.append(beliefs)
     try:
         yield
     finally:
-        _replacements.pop()
+        _replacement_beliefs.pop()

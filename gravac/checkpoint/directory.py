@@ -63,20 +63,22 @@ def save(directory: str | Path, compressor: Checkpointed) -> None:
     try:
         ranks.run_on_all(lambda: _write(path, f"{path.name}.tmp", lambda file: torch.save(state, file)))
     except Exception:
-        _remove(path.parent)
+        _remove_folder(path.parent)
         raise
     manifest = {"version": FORMAT, "world": ranks.world, "step": state["step"], "folder": folder_name}
     writes_manifest = ranks.rank in ranks.all_gather(
         next(rank for rank in range(ranks.world) if rank == ranks.rank or _can_open(path.parent, rank))
     )
-    temporary = f"{MANIFEST}.rank{ranks.rank}.tmp"
+    temporary_name = f"{MANIFEST}.rank{ranks.rank}.tmp"
     ranks.run_on_all(
         lambda: (
-            _write(root / MANIFEST, temporary, lambda file: _dump_manifest(manifest, file)) if writes_manifest else None
+            _write(root / MANIFEST, temporary_name, lambda file: _dump_manifest(manifest, file))
+            if writes_manifest
+            else None
         )
     )
     if writes_manifest:
-        _remove_earlier(root, folder_name)
+        _remove_earlier_folders(root, folder_name)
 
 
 def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
@@ -117,25 +119,25 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
     ranks.run_on_all(restore)
 
 
-def _write(path: Path, temporary_name: str, write: Callable[[BinaryIO], None]) -> None:
+def _write(path: Path, temporary_name: str, write_content: Callable[[BinaryIO], None]) -> None:
     """Write a file under a temporary name, and rename the file when it is complete.
 
     Args:
         path: path of the complete file; its folder is created if it does not exist.
         temporary_name: name of the file until it is complete.
-        write: function that gets the file, open for writing bytes, and writes the content.
+        write_content: function that gets the file, open for writing bytes, and writes the content.
 
     Raises:
         RuntimeError: the file could not be written.
     """
-    temporary = path.with_name(temporary_name)
+    temporary_path = path.with_name(temporary_name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            write(file)
+        with temporary_path.open("wb") as file:
+            write_content(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary_path, path)
     except Exception as failure:
         raise RuntimeError(
             f"{path}: could not be written, so the earlier checkpoint stays: {type(failure).__name__}: {failure}"
@@ -221,20 +223,20 @@ def _can_open(folder: Path, rank: int) -> bool:
     return True
 
 
-def _remove_earlier(root: Path, newest: str) -> None:
+def _remove_earlier_folders(root: Path, newest_folder_name: str) -> None:
     """Remove the folders of earlier checkpoints; ignore folders that cannot be listed or removed.
 
     Args:
         root: directory of the checkpoint.
-        newest: name of the newest checkpoint's folder, which stays.
+        newest_folder_name: name of the newest checkpoint's folder, which stays.
     """
     with suppress(OSError):
         for folder in [*root.iterdir()]:
-            if FOLDER_PATTERN.fullmatch(folder.name) and folder.name != newest:
-                _remove(folder)
+            if FOLDER_PATTERN.fullmatch(folder.name) and folder.name != newest_folder_name:
+                _remove_folder(folder)
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     """Remove the files that ``save`` wrote into a folder, then the folder; ignore errors of the file system."""
     with suppress(OSError):
         for path in folder.iterdir():

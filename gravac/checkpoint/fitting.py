@@ -29,7 +29,7 @@ from gravac.telemetry.records import DecisionRecord
 LARGEST_COUNT = 2**53
 """Largest count that a state may have: a float represents every integer up to this number exactly."""
 
-LARGEST_SQUARE = 1e300
+LARGEST_SUM_OF_SQUARES = 1e300
 """Largest finite sum of squares that a state may have; a few such sums can be added without overflow."""
 
 FormByName = Mapping[str, Form]
@@ -56,12 +56,12 @@ def require_finite(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor unchanged; raise ``ValueError`` unless it is dense, of a floating dtype, and finite."""
     if not require_dense(tensor).is_floating_point():
         raise ValueError("it should be a tensor of floating-point numbers")
-    if not (finite := tensor.isfinite()).all():
-        raise ValueError(f"{int((~finite).sum())} of its {tensor.numel()} elements are not finite")
+    if not (finite_mask := tensor.isfinite()).all():
+        raise ValueError(f"{int((~finite_mask).sum())} of its {tensor.numel()} elements are not finite")
     return tensor
 
 
-def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+def _flat_tensor_check(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a validator for pydantic: a function that gets a tensor, of any shape, and returns it unchanged.
 
     The validator raises ``ValueError`` unless the tensor is flat, finite, and of one of ``dtypes``.
@@ -77,7 +77,7 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return check
 
 
-def _factor(number: Any) -> Any:
+def _check_factor(number: Any) -> Any:
     """Return a compression factor unchanged; raise ``ValueError`` unless it is a finite number above 0.
 
     An int stays an int, since a name in the state, such as ``"error at 10"``, contains the factor as text. For 10.0 the
@@ -88,42 +88,45 @@ def _factor(number: Any) -> Any:
     return number
 
 
-def _square(number: float) -> float:
-    """Return a sum of squares; raise ``ValueError`` unless it is infinite, nan, or from 0 to ``LARGEST_SQUARE``."""
-    if number < 0 or LARGEST_SQUARE < number < math.inf:
-        raise ValueError(f"it should be a sum of squares, from 0 to {LARGEST_SQUARE:g}")
+def _check_sum_of_squares(number: float) -> float:
+    """Return a sum of squares unchanged; raise ``ValueError`` if the number is negative, or finite and too large."""
+    if number < 0 or LARGEST_SUM_OF_SQUARES < number < math.inf:
+        raise ValueError(f"it should be a sum of squares, from 0 to {LARGEST_SUM_OF_SQUARES:g}")
     return number
 
 
-Tensor = Annotated[torch.Tensor, AfterValidator(require_dense)]
+DenseTensor = Annotated[torch.Tensor, AfterValidator(require_dense)]
 FiniteTensor = Annotated[torch.Tensor, AfterValidator(require_finite)]
-Sum = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.float64))]
-Residual = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.bfloat16, torch.float64))]
+GradientSum = Annotated[torch.Tensor, AfterValidator(_flat_tensor_check(torch.float32, torch.float64))]
+Residual = Annotated[torch.Tensor, AfterValidator(_flat_tensor_check(torch.float32, torch.bfloat16, torch.float64))]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-Positive = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
-Factor = Annotated[Any, AfterValidator(_factor)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+PositiveCount = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+Factor = Annotated[Any, AfterValidator(_check_factor)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 LossScale = Annotated[float, Field(ge=2**-100, le=2**100)]
-Square = Annotated[float, AfterValidator(_square)]
+SumOfSquares = Annotated[float, AfterValidator(_check_sum_of_squares)]
 
 
-def fields_of(kind: Any, **narrower: Any) -> type[Fields]:
+def fields_of(dataclass_type: Any, **narrower_types: Any) -> type[Fields]:
     """Return a subclass of ``Fields`` with the fields of a dataclass, all of them required.
 
     Args:
-        kind: the dataclass.
-        narrower: types by field name, which replace those of the dataclass, such as a positive int in place of an int.
+        dataclass_type: the dataclass.
+        narrower_types: types by field name, which replace those of the dataclass, such as a positive int in place of
+            an int.
     """
-    hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
-    definitions: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
-    return create_model(kind.__name__, __base__=Fields, **definitions)
+    type_hints: dict[str, Any] = {**typing.get_type_hints(dataclass_type), **narrower_types}
+    field_definitions: dict[str, Any] = {
+        field.name: (type_hints[field.name], ...) for field in dataclasses.fields(dataclass_type)
+    }
+    return create_model(dataclass_type.__name__, __base__=Fields, **field_definitions)
 
 
-NARROWER: dict[str, Any] = {"cf": Factor, "every": Positive, "delay": Count}
-CandidateFields: Any = fields_of(Candidate, **NARROWER)
-DecisionFields: Any = fields_of(DecisionRecord, **NARROWER, step=Count)
+NARROWER_TYPES: dict[str, Any] = {"cf": Factor, "every": PositiveCount, "delay": Count}
+CandidateFields: Any = fields_of(Candidate, **NARROWER_TYPES)
+DecisionFields: Any = fields_of(DecisionRecord, **NARROWER_TYPES, step=Count)
 
 
 class FactorsFields(Fields):
@@ -146,10 +149,10 @@ class PendingFields(Fields):
     step: Count
     candidate: CandidateFields
     first: Count
-    steps: Positive
+    steps: PositiveCount
     shadow: tuple[Factor, ...]
     numbers: dict[str, float]
-    norms: dict[str, Square]
+    norms: dict[str, SumOfSquares]
 
 
 class TotalsFields(Fields):
@@ -194,7 +197,7 @@ class RankState(Fields):
     """
 
     version: int
-    world: Positive | None
+    world: PositiveCount | None
     rank: Count | None
     base: str
     controller: str
@@ -202,7 +205,7 @@ class RankState(Fields):
     step: Count
     trained: Count
     loss_scale: LossScale | None
-    gain: Finite | None
+    gain: FiniteFloat | None
     totals: TotalsFields
     candidate: CandidateFields | None
     factors: FactorsFields
@@ -210,12 +213,12 @@ class RankState(Fields):
     history: tuple[DecisionFields, ...]
     layout: tuple[tuple[str, ...], ...]
     residual: dict[str, Residual]
-    sums: dict[str, Sum]
-    releasing: dict[str, Sum]
+    sums: dict[str, GradientSum]
+    releasing: dict[str, GradientSum]
     memory: dict[str, dict[str, FiniteTensor]]
     aside: dict[str, Residual]
     compute_s: Seconds | None
-    candidates: tuple[tuple[Mode, str, Factor, Positive, Count], ...]
+    candidates: tuple[tuple[Mode, str, Factor, PositiveCount, Count], ...]
     native: NativeFields
     outer: dict[str, Any] | None
     shards: dict[str, ShardPlaceFields] | None = None
@@ -268,8 +271,8 @@ class BuffersState(Fields):
         keeps: k, in [0, 1): when the rank applies the anchors, its buffers become k * buffers + (1 - k) * anchors.
     """
 
-    anchors: dict[str, Tensor]
-    own: dict[str, Tensor]
+    anchors: dict[str, DenseTensor]
+    own: dict[str, DenseTensor]
     keeps: Fraction
 
 
@@ -316,7 +319,7 @@ class GatheredStates(Fields):
     """The states of all ranks in one dict, as ``gather`` returns them."""
 
     version: int
-    world: Positive
+    world: PositiveCount
     step: Count
     states: tuple[dict[str, Any], ...]
 
@@ -325,16 +328,16 @@ class Manifest(Fields):
     """Fields of a checkpoint directory's manifest, the file that names the newest checkpoint's folder."""
 
     version: int
-    world: Positive
+    world: PositiveCount
     step: Count
     folder: Annotated[str, Field(pattern=r"^gravac-step[0-9]+-[0-9a-f]{8}\z")]
 
 
-def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
+def validate(fields_class: type[FieldsT], state: object, path: str = "") -> FieldsT:
     """Check the types of a state's fields; return the fields as an object, with tuples in place of lists.
 
     Args:
-        kind: class with the fields that the state must have.
+        fields_class: class with the fields that the state must have.
         state: a whole state, or a part of a state.
         path: path of that part within the state, for messages; empty for a whole state.
 
@@ -342,7 +345,7 @@ def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
         SettingsError: a field is missing, unknown, of another type, or out of range; the message has the field's path.
     """
     try:
-        return kind.model_validate(as_tuples(state))
+        return fields_class.model_validate(as_tuples(state))
     except ValidationError as error:
         raise SettingsError(_explain(error, path)) from None
 
@@ -358,8 +361,8 @@ def validate_rank_state(state: Mapping[str, Any]) -> RankState:
     """
     fields = validate(RankState, state)
     if (fields.world is None) != (fields.rank is None) or (fields.world and (fields.rank or 0) >= fields.world):
-        expected = "be None, as world is" if fields.world is None else f"be from 0 to {fields.world - 1}"
-        raise misfit("rank", f"is {fields.rank}, while world (the number of ranks) is {fields.world}", expected)
+        expected_text = "be None, as world is" if fields.world is None else f"be from 0 to {fields.world - 1}"
+        raise misfit("rank", f"is {fields.rank}, while world (the number of ranks) is {fields.world}", expected_text)
     names = [name for group in fields.layout for name in group]
     if len(names) > len(set(names)):
         repeated_name = next(name for name in names if names.count(name) > 1)
@@ -389,31 +392,34 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
     """
     if not forms:
         return
-    for field, entries in fields.items():
+    for field_name, entries in fields.items():
         foreign_names = sorted(name for name in entries if name not in forms)
         if foreign_names:
             raise SettingsError(
-                f"{field}: the model has no parameter {foreign_names[0]!r} ({len(foreign_names)} such names in the "
-                "state); load a state of this model"
+                f"{field_name}: the model has no parameter {foreign_names[0]!r} ({len(foreign_names)} such names in "
+                "the state); load a state of this model"
             )
         for name, entry in entries.items():
             shape, dtype = forms[name]
             elements = math.prod(shape)
-            if field == "memory":
+            if field_name == "memory":
                 for key, memory in entry.items():
-                    if expected := base.misfit(key, memory, elements):
-                        raise misfit(f"{field}/{name}/{key}", f"is {describe(memory)}", f"have {expected}")
+                    if expected_text := base.misfit(key, memory, elements):
+                        raise misfit(f"{field_name}/{name}/{key}", f"is {describe(memory)}", f"have {expected_text}")
                 continue
             if entry.numel() != elements:
-                raise misfit(f"{field}/{name}", f"has {entry.numel()} elements", f"have {elements}")
+                raise misfit(f"{field_name}/{name}", f"has {entry.numel()} elements", f"have {elements}")
             is_wide = working(dtype) == torch.float64
-            if field != "aside" and is_wide != (entry.dtype == torch.float64):
-                expected = "float64" if is_wide else "float32"
-                raise misfit(f"{field}/{name}", f"is {_dtype_name(entry.dtype)}", f"be {expected}")
+            if field_name != "aside" and is_wide != (entry.dtype == torch.float64):
+                expected_text = "float64" if is_wide else "float32"
+                raise misfit(f"{field_name}/{name}", f"is {_dtype_name(entry.dtype)}", f"be {expected_text}")
 
 
 def check_tensors(
-    path: str, tensors: Mapping[str, torch.Tensor], current: Mapping[str, torch.Tensor], subset: bool = False
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    current: Mapping[str, torch.Tensor],
+    may_lack_names: bool = False,
 ) -> None:
     """Check that saved tensors can replace current ones: same names and shapes, and finite if the current ones are.
 
@@ -421,13 +427,13 @@ def check_tensors(
         path: path of the tensors within the state, for messages.
         tensors: the saved tensors, by name.
         current: the tensors that the saved ones will replace, by name.
-        subset: whether ``tensors`` may lack names of ``current``.
+        may_lack_names: whether ``tensors`` may lack names of ``current``.
 
     Raises:
         SettingsError: a name, a shape or a kind of number differs; or a saved tensor has elements that are not finite,
             but the current tensor is finite.
     """
-    check_names(path, tensors, current, subset)
+    check_names(path, tensors, current, may_lack_names)
     for name, tensor in tensors.items():
         current_tensor = current[name]
         if tensor.shape != current_tensor.shape:
@@ -444,23 +450,23 @@ def check_tensors(
             raise misfit(f"{path}/{name}", "has elements that are not finite", "be finite, as it is in this run")
 
 
-def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset: bool = False) -> None:
+def check_names(path: str, names: Iterable[str], expected_names: Iterable[str], may_lack_names: bool = False) -> None:
     """Check that a part of a state has exactly the expected names.
 
     Args:
         path: path of that part within the state, for messages.
         names: names that the part has.
-        expected: names that the part should have.
-        subset: whether expected names may be missing.
+        expected_names: names that the part should have.
+        may_lack_names: whether expected names may be missing.
 
     Raises:
         SettingsError: a name is missing, or is not expected.
     """
     present_names = set(names)
-    for name in expected:
-        if name not in present_names and not subset:
+    for name in expected_names:
+        if name not in present_names and not may_lack_names:
             raise SettingsError(f"{path}/{name}: the entry is missing; {STATE_REMEDY}")
-    unknown_names = sorted(present_names.difference(expected))
+    unknown_names = sorted(present_names.difference(expected_names))
     if unknown_names:
         raise SettingsError(f"{path}/{unknown_names[0]}: this run expects no such entry; {STATE_REMEDY}")
 
@@ -524,8 +530,8 @@ def describe(entry: Any) -> str:
 
 
 def is_number(x: Any) -> bool:
-    """True for an int or a float from -``LARGEST_SQUARE`` to ``LARGEST_SQUARE``; False for a bool, nan or infinity."""
-    return type(x) in (int, float) and abs(x) <= LARGEST_SQUARE
+    """True for an int or a float whose absolute value is at most ``LARGEST_SUM_OF_SQUARES``; False for bool and nan."""
+    return type(x) in (int, float) and abs(x) <= LARGEST_SUM_OF_SQUARES
 
 
 def _explain(error: ValidationError, path: str) -> str:

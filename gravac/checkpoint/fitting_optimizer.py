@@ -43,33 +43,37 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         SettingsError: an entry is missing, has a wrong type or shape, or is not finite; the message has the entry's
             path.
     """
-    check_names(path, state, ("state", "param_groups"), subset=True)
+    check_names(path, state, ("state", "param_groups"), may_lack_names=True)
     check_names(path, state, ("state", "param_groups"))
-    entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
-    if not isinstance(entries, dict):
-        raise misfit(f"{path}/state", f"is {describe(entries)}", "be a dict")
-    if not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
+    parameter_states, saved_groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
+    if not isinstance(parameter_states, dict):
+        raise misfit(f"{path}/state", f"is {describe(parameter_states)}", "be a dict")
+    if not isinstance(saved_groups, (list, tuple)) or len(saved_groups) != len(own_groups):
         raise SettingsError(
-            f"{path}/param_groups: is {describe(groups)}; it should be a list of {len(own_groups)} parameter groups; "
-            "load the state of the same optimizer"
+            f"{path}/param_groups: is {describe(saved_groups)}; it should be a list of {len(own_groups)} parameter "
+            "groups; load the state of the same optimizer"
         )
-    parameters: dict[Any, tuple[torch.Tensor, int]] = {}
-    for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
-        group_path = f"{path}/param_groups/{index}"
+    parameter_and_group: dict[Any, tuple[torch.Tensor, int]] = {}
+    for group_index, (group, own_group) in enumerate(zip(saved_groups, own_groups, strict=True)):
+        group_path = f"{path}/param_groups/{group_index}"
         if not isinstance(group, dict):
             raise misfit(group_path, f"is {describe(group)}", "be a dict")
-        numbers = group.get("params")
-        if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own_group["params"]):
+        parameter_numbers = group.get("params")
+        if not isinstance(parameter_numbers, (list, tuple)) or len(parameter_numbers) != len(own_group["params"]):
             raise SettingsError(
-                f"{group_path}/params: is {describe(numbers)}; it should have the numbers of "
+                f"{group_path}/params: is {describe(parameter_numbers)}; it should have the numbers of "
                 f"{len(own_group['params'])} parameters; load the state of the same optimizer"
             )
-        unused_numbers = [number for number in numbers if type(number) is int and number not in parameters]
-        if len({*unused_numbers}) < len(numbers):
+        unused_numbers = [
+            number for number in parameter_numbers if type(number) is int and number not in parameter_and_group
+        ]
+        if len({*unused_numbers}) < len(parameter_numbers):
             raise misfit(
-                f"{group_path}/params", f"is {describe(numbers)}", "have a different integer for each parameter"
+                f"{group_path}/params", f"is {describe(parameter_numbers)}", "have integers that no other parameter has"
             )
-        parameters |= dict(zip(numbers, ((parameter, index) for parameter in own_group["params"]), strict=True))
+        parameter_and_group |= dict(
+            zip(parameter_numbers, ((parameter, group_index) for parameter in own_group["params"]), strict=True)
+        )
         for name in optimizer.defaults:
             if name not in group:
                 raise SettingsError(f"{group_path}/{name}: the entry is missing; {STATE_REMEDY}")
@@ -80,64 +84,65 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "be False for CPU parameters")
             if name == "betas" and not all(0 <= beta < 1 for beta in setting):
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers of 0 or more and below 1")
-    names_by_group: dict[int, set[str]] = {}  # names of entries that the first saved parameter of each group has
+    first_names_by_group: dict[int, set[str]] = {}  # names of entries that the first saved parameter of each group has
     users_optimizer = optimizer_of_user(optimizer)
     optimizer_classes = [kind for kind in type(users_optimizer).__mro__ if kind is not torch.optim.Optimizer]
     is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in optimizer_classes)
-    for number, entry in entries.items():
+    for number, parameter_state in parameter_states.items():
         entry_path = f"{path}/state/{number}"
-        if number not in parameters or type(number) is not int or not isinstance(entry, dict):
+        if number not in parameter_and_group or type(number) is not int or not isinstance(parameter_state, dict):
             raise SettingsError(
-                f"{entry_path}: is {describe(entry)}; it should be a dict whose key is the number of one of the "
-                f"{len(parameters)} parameters; {STATE_REMEDY}"
+                f"{entry_path}: is {describe(parameter_state)}; it should be a dict whose key is the number of one of "
+                f"the {len(parameter_and_group)} parameters; {STATE_REMEDY}"
             )
-        parameter, group_number = parameters[number]
-        for name, memory in entry.items():
-            _check_memory(f"{entry_path}/{name}", name, memory, parameter if is_of_torch else None)
+        parameter, group_number = parameter_and_group[number]
+        for name, entry in parameter_state.items():
+            _check_entry(f"{entry_path}/{name}", name, entry, parameter if is_of_torch else None)
         required_names = next((names for kind, names in REQUIRED_ENTRIES if isinstance(users_optimizer, kind)), ())
-        if groups[group_number].get("amsgrad") and required_names:
+        if saved_groups[group_number].get("amsgrad") and required_names:
             required_names = (*required_names, "max_exp_avg_sq")
-        if entry and required_names:
+        if parameter_state and required_names:
             check_names(
                 entry_path,
-                entry.keys() & {*names_by_group.setdefault(group_number, {*entry}), *required_names},
-                {*names_by_group[group_number], *required_names},
+                parameter_state.keys()
+                & {*first_names_by_group.setdefault(group_number, {*parameter_state}), *required_names},
+                {*first_names_by_group[group_number], *required_names},
             )
-            check_names(entry_path, entry, names_by_group[group_number])
+            check_names(entry_path, parameter_state, first_names_by_group[group_number])
 
 
-def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | None) -> None:
+def _check_entry(path: str, name: str, entry: Any, parameter: torch.Tensor | None) -> None:
     """Check one entry of the saved state that an optimizer keeps for a parameter.
 
     Args:
         path: path of the entry within the rank's state, for messages.
         name: the entry's name, such as ``"exp_avg"``.
-        memory: the entry: a tensor or a plain value.
+        entry: the entry: a tensor or a plain value.
         parameter: the parameter; ``None``: the shape is not checked, since the optimizer is not one of torch's.
 
     Raises:
         SettingsError: the entry is not finite, or has another type or shape than an entry of this name should have.
     """
-    if not isinstance(memory, torch.Tensor):
-        if name == "step" and not (is_number(memory) and memory >= 0):
-            raise misfit(path, f"is {describe(memory)}", "be a number of steps, 0 or more")
+    if not isinstance(entry, torch.Tensor):
+        if name == "step" and not (is_number(entry) and entry >= 0):
+            raise misfit(path, f"is {describe(entry)}", "be a number of steps, 0 or more")
         # torch's SGD stores None before its first step with momentum; other optimizers may store None anywhere
         may_be_none = name == "momentum_buffer" or parameter is None
-        if name in PARAMETER_SHAPED and not (memory is None and may_be_none):
-            raise misfit(path, f"is {describe(memory)}", "be a tensor")
-        if isinstance(memory, float) and math.isnan(memory):
+        if name in PARAMETER_SHAPED and not (entry is None and may_be_none):
+            raise misfit(path, f"is {describe(entry)}", "be a tensor")
+        if isinstance(entry, float) and math.isnan(entry):
             raise misfit(path, "is nan", "be a number")
         return
     try:
-        require_dense(memory)
-        if name in PARAMETER_SHAPED or name == "step" or memory.is_floating_point():
-            require_finite(memory)
+        require_dense(entry)
+        if name in PARAMETER_SHAPED or name == "step" or entry.is_floating_point():
+            require_finite(entry)
     except ValueError as error:
-        raise SettingsError(f"{path}: is {describe(memory)}; {error}; {STATE_REMEDY}") from None
-    if parameter is not None and name in PARAMETER_SHAPED and memory.shape != parameter.shape:
-        raise misfit(path, f"has shape {shape_of(memory)}", f"have {shape_of(parameter)}")
-    if name == "step" and (memory.numel() != 1 or float(memory) < 0):
-        steps_text = f"{float(memory):g}" if memory.numel() == 1 else describe(memory)
+        raise SettingsError(f"{path}: is {describe(entry)}; {error}; {STATE_REMEDY}") from None
+    if parameter is not None and name in PARAMETER_SHAPED and entry.shape != parameter.shape:
+        raise misfit(path, f"has shape {shape_of(entry)}", f"have {shape_of(parameter)}")
+    if name == "step" and (entry.numel() != 1 or float(entry) < 0):
+        steps_text = f"{float(entry):g}" if entry.numel() == 1 else describe(entry)
         raise misfit(path, f"is {steps_text}", "be one number of steps, 0 or more")
 
 
@@ -174,4 +179,5 @@ def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
             and bool(setting.isfinite().all())
         )
     if not is_fit:
-        raise misfit(path, f"is {describe(setting)}", f"be a setting like the optimizer's own, {describe(own_setting)}")
+        expected = f"have the type and sign of the optimizer's own setting, {describe(own_setting)}"
+        raise misfit(path, f"is {describe(setting)}", expected)

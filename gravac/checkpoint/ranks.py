@@ -82,12 +82,15 @@ class Ranks:
         if self.world == 1:
             return [message]
         encoded_message = json.dumps(message).encode()
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(encoded_message)], device=self._device), group=self._group)
-        lengths = [int(size) for size in sizes]
-        texts = [torch.empty(max(lengths), dtype=torch.uint8, device=self._device) for _ in lengths]
-        dist.all_gather(texts, self._padded(encoded_message, max(lengths)), group=self._group)
-        return [json.loads(_bytes(text)[:length]) for text, length in zip(texts, lengths, strict=True)]
+        length_tensors = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
+        dist.all_gather(length_tensors, torch.tensor([len(encoded_message)], device=self._device), group=self._group)
+        lengths = [int(length_tensor) for length_tensor in length_tensors]
+        padded_messages = [torch.empty(max(lengths), dtype=torch.uint8, device=self._device) for _ in lengths]
+        dist.all_gather(padded_messages, self._padded(encoded_message, max(lengths)), group=self._group)
+        return [
+            json.loads(_bytes_of_tensor(padded_message)[:length])
+            for padded_message, length in zip(padded_messages, lengths, strict=True)
+        ]
 
     def run_on_all(self, action: Callable[[], T]) -> T:
         """Call a function, and return its result; if it raised an exception on any rank, raise one on every rank.
@@ -104,18 +107,18 @@ class Ranks:
         failure: Exception | None = None
         try:
             result = action()
-        except Exception as raised:
-            failure = raised
-        messages: list[Any] = self.all_gather(
+        except Exception as exception:
+            failure = exception
+        failure_messages: list[Any] = self.all_gather(
             None if failure is None else [isinstance(failure, SettingsError), str(failure)]
         )
-        failures = {rank: message for rank, message in enumerate(messages) if message is not None}
-        if not failures:
+        failure_by_rank = {rank: message for rank, message in enumerate(failure_messages) if message is not None}
+        if not failure_by_rank:
             return result
-        rank, (is_settings_error, text) = next(iter(failures.items()))
-        further_text = f"; further ranks that failed: {len(failures) - 1}" if len(failures) > 1 else ""
-        location = f" (on rank {rank} of {self.world}{further_text})" if self.world > 1 else ""
-        raise (SettingsError if is_settings_error else RuntimeError)(text + location) from failure
+        rank, (is_settings_error, text) = next(iter(failure_by_rank.items()))
+        further_text = f"; further ranks that failed: {len(failure_by_rank) - 1}" if len(failure_by_rank) > 1 else ""
+        rank_text = f" (on rank {rank} of {self.world}{further_text})" if self.world > 1 else ""
+        raise (SettingsError if is_settings_error else RuntimeError)(text + rank_text) from failure
 
     def gather(self, payload: bytes) -> list[bytes] | None:
         """Collect all ranks' bytes on rank 0, which gets a list in the order of the ranks; other ranks get ``None``.
@@ -128,17 +131,17 @@ class Ranks:
         payloads = [bytearray() for _ in range(self.world)]
         chunk_bytes = max(1, CHUNK_BYTES // self.world)
         lengths = self.all_gather(len(payload))
-        for start in range(0, max(lengths), chunk_bytes):
-            length = min(chunk_bytes, max(lengths) - start)
+        for chunk_start in range(0, max(lengths), chunk_bytes):
+            chunk_length = min(chunk_bytes, max(lengths) - chunk_start)
             chunks = (
-                [torch.empty(length, dtype=torch.uint8, device=self._device) for _ in payloads]
+                [torch.empty(chunk_length, dtype=torch.uint8, device=self._device) for _ in payloads]
                 if not self.rank
                 else None
             )
-            local_chunk = self._padded(payload[start : start + length], length)
+            local_chunk = self._padded(payload[chunk_start : chunk_start + chunk_length], chunk_length)
             dist.gather(local_chunk, chunks, dst=first_global_rank, group=self._group)
             for rank, chunk in enumerate(chunks or ()):
-                payloads[rank] += _bytes(chunk)[: max(0, lengths[rank] - start)]
+                payloads[rank] += _bytes_of_tensor(chunk)[: max(0, lengths[rank] - chunk_start)]
         return [*map(bytes, payloads)] if self.rank == 0 else None
 
     @property
@@ -151,7 +154,7 @@ class Ranks:
         return torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(self._device)
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _bytes_of_tensor(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().numpy().tobytes()
 
 

@@ -69,7 +69,7 @@ def state_to_load(
     if own_state is not None and (shards is None or own_state.get("world") == shards.replicas):
         return dict(own_state)
     if on_resize == "drop":
-        return _for_other_shards(_require_valid(state_of(0)), shards)
+        return _without_rank_or_shards(_require_valid(state_of(0)), shards)
     states = [_require_valid(state_of(saved_rank)) for saved_rank in range(saved_world)]
     if shards is not None:
         return reshard_states(states, shards, on_resize)
@@ -87,7 +87,7 @@ def state_to_load(
     return {**merged_state, "residual": _sum_unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
 
 
-def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]:
+def _without_rank_or_shards(state: State, shards: RankShards | None) -> dict[str, Any]:
     """Return a copy of a state without what depends on the rank, such as residuals, or on its shards.
 
     If the state or this rank has shards, the state of outer steps is left out. Outer steps then begin anew, from the
@@ -97,10 +97,10 @@ def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]
         state: a rank's saved state.
         shards: shards of the rank that will load the state; ``None`` if each rank has the whole model.
     """
-    without_rank = without_ranks(state)
+    state_without_rank = without_ranks(state)
     if shards is None and state.get("shards") is None:
-        return without_rank
-    return {**without_rank, "outer": None, "shards": None}
+        return state_without_rank
+    return {**state_without_rank, "outer": None, "shards": None}
 
 
 def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnResize) -> dict[str, Any]:
@@ -122,17 +122,17 @@ def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnRes
             f"on_resize: {on_resize!r} needs the positions of the saved shards, but the states have none (they were "
             "saved without shards, or with a version of torch that does not give positions); use 'drop'"
         )
-    averaged_states = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
-    residuals = [_sum_unsent(state) for state in averaged_states]
-    releasing = [state["releasing"] for state in averaged_states]
+    source_states = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
+    residuals_of_states = [_sum_unsent(state) for state in source_states]
+    releasing_of_states = [state["releasing"] for state in source_states]
     return {
-        **_for_other_shards(states[0], shards),
-        "residual": _cut_out("residual", averaged_states, residuals, shards.places),
-        "releasing": _cut_out("releasing", averaged_states, releasing, shards.places),
+        **_without_rank_or_shards(states[0], shards),
+        "residual": _cut_out_shards("residual", source_states, residuals_of_states, shards.places),
+        "releasing": _cut_out_shards("releasing", source_states, releasing_of_states, shards.places),
     }
 
 
-def _cut_out(
+def _cut_out_shards(
     path: str,
     states: Sequence[State],
     tensors_of_states: Sequence[Mapping[str, torch.Tensor]],
@@ -148,17 +148,17 @@ def _cut_out(
         tensors_of_states: for each state, flat tensors of its shards in their padded shapes, by parameter name.
         places: positions of the new shards in the whole parameters, by parameter name.
     """
-    results = {}
+    tensor_by_name = {}
     for name, own_place in places.items():
-        total = torch.zeros(own_place.padded_shape)
-        shard_count, has_tensor = torch.zeros(own_place.padded_shape), False
+        shard_sum = torch.zeros(own_place.padded_shape)
+        shards_per_element, has_tensor = torch.zeros(own_place.padded_shape), False
         for state, tensors in zip(states, tensors_of_states, strict=True):
             saved_place, tensor = state["shards"].get(name), tensors.get(name)
-            overlap = None if saved_place is None else _overlap(f"shards/{name}", own_place, saved_place)
-            if overlap is None:
+            common_regions = None if saved_place is None else _common_regions(f"shards/{name}", own_place, saved_place)
+            if common_regions is None:
                 continue
-            own_region, saved_region = overlap
-            shard_count[own_region] += 1
+            own_region, saved_region = common_regions
+            shards_per_element[own_region] += 1
             if tensor is not None:
                 saved_shape = torch.Size(saved_place["padded_shape"])
                 if tensor.numel() != saved_shape.numel():
@@ -167,19 +167,19 @@ def _cut_out(
                         f"has {tensor.numel()} elements",
                         f"have {saved_shape.numel()}, as its shard has",
                     )
-                total = total.to(torch.promote_types(total.dtype, tensor.dtype))
-                total[own_region] += tensor.cpu().view(saved_shape)[saved_region]
+                shard_sum = shard_sum.to(torch.promote_types(shard_sum.dtype, tensor.dtype))
+                shard_sum[own_region] += tensor.cpu().view(saved_shape)[saved_region]
                 has_tensor = True
         if has_tensor:
-            results[name] = (total / shard_count.clamp(min=1)).view(-1)
-    return results
+            tensor_by_name[name] = (shard_sum / shards_per_element.clamp(min=1)).view(-1)
+    return tensor_by_name
 
 
 Region = tuple[slice, ...]
 """Rectangular part of a tensor: a slice for each dimension."""
 
 
-def _overlap(
+def _common_regions(
     path: str, own_place: ShardPlace, saved_place: Mapping[str, Sequence[int]]
 ) -> tuple[Region, Region] | None:
     """Return the elements that two shards of a parameter have in common; ``None`` if there are none.
@@ -197,22 +197,22 @@ def _overlap(
     """
     if not len(own_place.shape) == len(saved_place["offset"]) == len(saved_place["shape"]):
         raise misfit(path, f"has {len(saved_place['shape'])} dimensions", f"have {len(own_place.shape)}")
-    own_region, other_region = [], []
-    for start, size, other_start, other_size in zip(
+    own_slices, saved_slices = [], []
+    for own_start, own_size, saved_start, saved_size in zip(
         own_place.offset, own_place.shape, saved_place["offset"], saved_place["shape"], strict=True
     ):
-        common_start, common_end = max(start, other_start), min(start + size, other_start + other_size)
+        common_start, common_end = max(own_start, saved_start), min(own_start + own_size, saved_start + saved_size)
         if common_start >= common_end:
             return None
-        own_region.append(slice(common_start - start, common_end - start))
-        other_region.append(slice(common_start - other_start, common_end - other_start))
-    return tuple(own_region), tuple(other_region)
+        own_slices.append(slice(common_start - own_start, common_end - own_start))
+        saved_slices.append(slice(common_start - saved_start, common_end - saved_start))
+    return tuple(own_slices), tuple(saved_slices)
 
 
 def without_ranks(state: State) -> dict[str, Any]:
     """Return a copy of a state without fields that only a certain rank, or number of ranks, can load."""
-    no_rank: dict[str, Any] = {"world": None, "rank": None, "pending": []}
-    return {**state, **no_rank, **{field: {} for field in ("sums", "residual", "releasing", "memory", "aside")}}
+    cleared_fields: dict[str, Any] = {"world": None, "rank": None, "pending": []}
+    return {**state, **cleared_fields, **{field: {} for field in ("sums", "residual", "releasing", "memory", "aside")}}
 
 
 def merge_states(states: Sequence[State]) -> dict[str, Any]:
@@ -239,26 +239,27 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
             f"states: give one state of each of the {world} ranks, all of the same step; got ranks {ranks} "
             f"at steps {steps}"
         )
-    aside = {name for state in states for name in state["aside"]}
-    names = [name for name in states[0]["memory"] if name not in aside]
+    names_with_aside = {name for state in states for name in state["aside"]}
+    memory_names = [name for name in states[0]["memory"] if name not in names_with_aside]
     return {
         **without_ranks(states[0]),
-        "sums": _mean("sums", [state["sums"] for state in states]),
-        "residual": _mean("residual", [_sum_unsent(state) for state in states]),
-        "releasing": _mean("releasing", [state["releasing"] for state in states]),
+        "sums": _mean_over_ranks("sums", [state["sums"] for state in states]),
+        "residual": _mean_over_ranks("residual", [_sum_unsent(state) for state in states]),
+        "releasing": _mean_over_ranks("releasing", [state["releasing"] for state in states]),
         "memory": {
-            name: _mean(f"memory/{name}", [state["memory"].get(name, {}) for state in states]) for name in names
+            name: _mean_over_ranks(f"memory/{name}", [state["memory"].get(name, {}) for state in states])
+            for name in memory_names
         },
     }
 
 
 def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
     """Return a rank's residuals, by parameter name, each with the compressor's own part (``aside``) added."""
-    unsent_by_name = state["aside"]
-    for name in unsent_by_name.keys() & state["residual"].keys():
-        _check_same_shape(f"aside/{name}", unsent_by_name[name], state["residual"][name])
+    aside_by_name = state["aside"]
+    for name in aside_by_name.keys() & state["residual"].keys():
+        _check_same_shape(f"aside/{name}", aside_by_name[name], state["residual"][name])
     return {
-        name: residual + unsent_by_name[name] if name in unsent_by_name else residual
+        name: residual + aside_by_name[name] if name in aside_by_name else residual
         for name, residual in state["residual"].items()
     }
 
@@ -282,7 +283,7 @@ def _check_same_shape(path: str, tensor: torch.Tensor, other: torch.Tensor) -> N
         )
 
 
-def _mean(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _mean_over_ranks(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return the mean over ranks of tensors by name, in float32 or float64; a missing tensor counts as zero.
 
     Args:
@@ -298,12 +299,14 @@ def _mean(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> 
         for other in further_tensors:
             _check_same_shape(f"{path}/{name}", other, first_tensor)
     return {
-        name: functools.reduce(torch.add, (_widen(tensors[name]) for tensors in tensors_of_ranks if name in tensors))
+        name: functools.reduce(
+            torch.add, (_at_least_float32(tensors[name]) for tensors in tensors_of_ranks if name in tensors)
+        )
         / len(tensors_of_ranks)
         for name in names
     }
 
 
-def _widen(tensor: torch.Tensor) -> torch.Tensor:
+def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in float32, or in its own dtype if that is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

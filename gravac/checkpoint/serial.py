@@ -36,17 +36,17 @@ def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
     return on_host
 
 
-def check_format(holder: Mapping[str, Any], what: str) -> None:
+def check_format(checkpoint_fields: Mapping[str, Any], what: str) -> None:
     """Check that a checkpoint of all ranks has the version of the format that this gravac reads.
 
     Args:
-        holder: fields of a directory's manifest, or the dict that ``gather`` returned.
-        what: description of ``holder``, for the message.
+        checkpoint_fields: fields of a directory's manifest, or the dict that ``gather`` returned.
+        what: description of ``checkpoint_fields``, for the message.
 
     Raises:
-        SettingsError: ``holder`` has another version.
+        SettingsError: ``checkpoint_fields`` has another version.
     """
-    version = holder.get("version")
+    version = checkpoint_fields.get("version")
     if type(version) is not int or version != FORMAT:
         raise SettingsError(
             f"version: {what} has version {version!r}, but this gravac reads version {FORMAT}; load the "

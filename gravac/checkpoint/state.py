@@ -27,7 +27,7 @@ DCP joins nested keys with dots, and refuses two entries whose joined keys are e
 key. Without these entries DCP would restore one rank's residuals on all ranks.
 """
 
-TENSORS = ("residual", "sums", "releasing", "memory")
+TENSOR_FIELDS = ("residual", "sums", "releasing", "memory")
 """Fields of a state that hold tensors by parameter name."""
 
 
@@ -44,17 +44,19 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
     if not engine.ready_to_run and state.world == 1:
         state.rank, state.world = averager.rank, averager.world = Ranks(group).rank_and_world
     controller_state = state.controller
-    places = {name: asdict(shard_place) for name, shard_place in engine.shard_places.items()}
+    shard_places = {name: asdict(shard_place) for name, shard_place in engine.shard_places.items()}
     return {
         "version": VERSION,
         "base": policy.base.name,
         "controller": policy.controller.name,
         "controller_state": (
-            engine.deciding.restored if controller_state is None else policy.controller.dump(controller_state)
+            engine.deciding.restored_controller_state
+            if controller_state is None
+            else policy.controller.dump(controller_state)
         ),
         **state.dump(),
         "aside": {name: aside for name in state.memory if (aside := averager.kept_aside(name)) is not None},
-        **({"shards": places} if places else {}),
+        **({"shards": shard_places} if shard_places else {}),
         **DCP_GUARD,
     }
 
@@ -79,7 +81,7 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
             )
     if engine.ready_to_run:
         check_rank(fields, engine.state.rank, engine.state.world)
-    check_fits({field: fields[field] for field in (*TENSORS, "aside")}, engine.form_by_name, policy.base)
+    check_fits({field: fields[field] for field in (*TENSOR_FIELDS, "aside")}, engine.form_by_name, policy.base)
     controller_state = state["controller_state"]
     if controller_state is not None and (check := getattr(policy.controller, "check", None)) is not None:
         check(controller_state)
@@ -96,7 +98,7 @@ def check_loaded(engine: Engine, policy: Policy) -> None:
     Raises:
         SettingsError: a tensor of the state is of a parameter that the model lacks, or has another size or dtype.
     """
-    check_fits({field: getattr(engine.state, field) for field in TENSORS}, engine.form_by_name, policy.base)
+    check_fits({field: getattr(engine.state, field) for field in TENSOR_FIELDS}, engine.form_by_name, policy.base)
 
 
 def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,8 +120,8 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
             "with the version of gravac that saved it"
         )
     # compare texts: a wrong state may have a tensor in place of a guard, which == would compare element by element
-    guards = {key: repr(guard) for key, guard in DCP_GUARD.items()}
-    fields = {key: field for key, field in state.items() if key not in guards or guards[key] != repr(field)}
+    guard_texts = {key: repr(guard) for key, guard in DCP_GUARD.items()}
+    fields = {key: field for key, field in state.items() if key not in guard_texts or guard_texts[key] != repr(field)}
     validate_rank_state(fields)
     return {key: field if key == "outer" else as_tuples(field) for key, field in fields.items()}
 

@@ -47,7 +47,7 @@ class Stateful:
         state. DCP replaces the placeholders when it loads.
         """
         ranks = Ranks(self._compressor.process_group)
-        keys = _keys(self._saved_world or ranks.world)
+        keys = _rank_keys(self._saved_world or ranks.world)
         if len(keys) != ranks.world:
             return {key: _Placeholder() for key in keys}
         return {keys[ranks.rank]: to_bytes(state_on_host(self._compressor, ranks))}
@@ -64,7 +64,7 @@ class Stateful:
             RuntimeError: the compressor has made steps already.
         """
         ranks = Ranks(self._compressor.process_group)
-        keys = _keys(self._saved_world or ranks.world)
+        keys = _rank_keys(self._saved_world or ranks.world)
 
         def state_of(rank: int) -> dict[str, Any]:
             if not isinstance(payload := state_dict.get(keys[rank]), bytes):
@@ -89,7 +89,7 @@ class _Placeholder:
         )
 
 
-def _keys(world: int) -> list[str]:
+def _rank_keys(world: int) -> list[str]:
     """Return the key of each rank's state in a checkpoint that ``world`` ranks save.
 
     Keys contain the number of ranks, so that DCP does not find the keys of a checkpoint that another number of ranks

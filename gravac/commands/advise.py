@@ -8,7 +8,7 @@ import argparse
 import math
 from pathlib import Path
 
-from gravac.commands.common import Commands, add_mesh, mesh_of, rate, require, set_work
+from gravac.commands.common import Commands, add_mesh_option, mesh_of, rate, require, set_work
 
 
 def add(commands: Commands) -> None:
@@ -34,12 +34,12 @@ def add(commands: Commands) -> None:
         "exchange within a replica",
     )
     parser.add_argument("--workers", type=int, help="number of ranks (default: that of the calibration, or 8)")
-    add_mesh(parser, "predict the exchange between replicas, in which each rank sends the gradient of its shard")
-    network = parser.add_mutually_exclusive_group(required=True)
-    network.add_argument(
+    add_mesh_option(parser, "predict the exchange between replicas, in which each rank sends the gradient of its shard")
+    network_options = parser.add_mutually_exclusive_group(required=True)
+    network_options.add_argument(
         "--link", type=rate, help="rate of each worker's link, or of each replica's, such as 100mbit or 1gbit"
     )
-    network.add_argument(
+    network_options.add_argument(
         "--calibration", type=Path, metavar="FILE", help="file that gravac calibrate --json FILE wrote"
     )
     parser.add_argument(

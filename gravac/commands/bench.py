@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import FAILED, Commands, add_mesh, mesh_of, require, set_work, settings
+from gravac.commands.common import FAILED, Commands, add_mesh_option, mesh_of, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
@@ -30,15 +30,15 @@ def _add_compressors(benches: Commands) -> None:
         description="Runs every compressor on heavy-tailed synthetic gradients, on one thread and without a network. "
         "Shows each compressor's time in multiples of a copy's time, beside plain PyTorch code for the same purpose.",
     )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
+    size_options = parser.add_mutually_exclusive_group()
+    size_options.add_argument(
         "--elements",
         type=int,
         default=2560 * 2560,
         metavar="N",
         help="number of elements of the square tensor to compress (default: 6553600)",
     )
-    size.add_argument(
+    size_options.add_argument(
         "--shapes",
         dest="model",
         metavar="MODEL",
@@ -114,7 +114,7 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="number of worker processes, 2 to 8 (default: 2, or those of the mesh)"
     )
-    add_mesh(parser, "each replica has a link, which its ranks share; fp32, fp16 and bf16 are torch's own HSDP")
+    add_mesh_option(parser, "each replica has a link, which its ranks share; fp32, fp16 and bf16 are torch's own HSDP")
     parser.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="number of runs of each method, one seed each (default: 3)"
     )

@@ -60,17 +60,17 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
     parser.set_defaults(run=run)
 
 
-def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **replacements: Any) -> SettingsT:
+def settings(settings_class: Callable[..., SettingsT], options: argparse.Namespace, **replacements: Any) -> SettingsT:
     """Create a command's settings from the command-line options that have the same names; a list becomes a tuple.
 
     Args:
-        kind: class of the settings, called with keyword arguments, whose names are those of the options.
+        settings_class: class of the settings, called with keyword arguments, whose names are those of the options.
         options: parsed command line.
         replacements: settings by name, used in place of options of these names, or if there is no such option.
     """
     all_settings = {**vars(options), **replacements}
-    arguments = {name: all_settings[name] for name in inspect.signature(kind).parameters}
-    return kind(
+    arguments = {name: all_settings[name] for name in inspect.signature(settings_class).parameters}
+    return settings_class(
         **{name: tuple(setting) if isinstance(setting, list) else setting for name, setting in arguments.items()}
     )
 
@@ -89,7 +89,7 @@ def rate(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def add_mesh(parser: argparse.ArgumentParser, meaning: str) -> None:
+def add_mesh_option(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add the option ``--mesh`` to a command; ``mesh_of`` reads the option.
 
     Args:
@@ -132,4 +132,5 @@ def require(extra: str, *modules: str) -> None:
     """
     missing_modules = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing_modules:
-        raise SettingsError(f"{', '.join(missing_modules)} is not installed; pip install 'gravac[{extra}]'")
+        verb = "is" if len(missing_modules) == 1 else "are"
+        raise SettingsError(f"{' and '.join(missing_modules)} {verb} not installed; pip install 'gravac[{extra}]'")

@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 
-from gravac.commands.common import FAILED, Commands, add_mesh, mesh_of, set_work
+from gravac.commands.common import FAILED, Commands, add_mesh_option, mesh_of, set_work
 
 
 def add(commands: Commands) -> None:
@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
         help="print the memory for resnet50, resnet101, vgg16, vgg19, lstm, bert-base or bert-large (default: in "
         "multiples of a model's size)",
     )
-    add_mesh(parser, "train in shards, and print the memory of a rank, and what a rank sends between replicas")
+    add_mesh_option(parser, "train in shards, and print the memory of a rank, and what a rank sends between replicas")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     set_work(parser, _run)
 
@@ -51,19 +51,22 @@ def _run(options: argparse.Namespace) -> int:
     facts = doctor.facts()
     advice = doctor.advice(facts, check, failure)
     if options.json:
-        report = {
+        all_results = {
             "facts": facts.model_dump(),
             "ranks": check and check.model_dump(),
             "memory": [memory.model_dump() for memory in memories],
-            "traffic": [entry.model_dump() for entry in traffic],
+            "traffic": [link_traffic.model_dump() for link_traffic in traffic],
             "failure": failure,
             "advice": advice,
         }
-        print(json.dumps(report, indent=2))
+        print(json.dumps(all_results, indent=2))
     else:
         elements = None if shapes is None else sum(map(math.prod, shapes))
-        texts = [doctor.describe_facts(facts, check), doctor.describe_memories(memories, options.model, elements, mesh)]
+        description_texts = [
+            doctor.describe_facts(facts, check),
+            doctor.describe_memories(memories, options.model, elements, mesh),
+        ]
         if mesh is not None:
-            texts.append(doctor.describe_traffic(traffic, mesh, options.model, shapes))
-        print("\n".join(["\n\n".join(texts), "", *(f"- {line}" for line in advice)]))
+            description_texts.append(doctor.describe_traffic(traffic, mesh, options.model, shapes))
+        print("\n".join(["\n\n".join(description_texts), "", *(f"- {recommendation}" for recommendation in advice)]))
     return FAILED if failure is not None or (check is not None and not check.same) else 0

@@ -45,7 +45,7 @@ def policy_description(text: str) -> str:
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def aligned_table(rows: list[tuple[str, ...]]) -> str:
     """Return a table as text, one line for each row, with aligned columns.
 
     Args:
@@ -64,9 +64,9 @@ def _print_list() -> None:
     for name in policy_names():
         policy = load_policy(name)
         lowest_cf, highest_cf = policy.cf_range
-        summary = policy_description(find_policy(name).read_text(encoding="utf-8"))
-        rows.append((name, policy.base.name, f"{lowest_cf:g} to {highest_cf:g}", policy.controller.name, summary))
-    print(table(rows))
+        description = policy_description(find_policy(name).read_text(encoding="utf-8"))
+        rows.append((name, policy.base.name, f"{lowest_cf:g} to {highest_cf:g}", policy.controller.name, description))
+    print(aligned_table(rows))
 
 
 def _print_policy(source: str) -> None:
@@ -79,7 +79,7 @@ def _print_policy(source: str) -> None:
     text = path.read_text(encoding="utf-8")
     policy = load_policy(path)
     print(f"{path}\n\n{text.rstrip()}\n\nAll settings, also those that the file leaves out:\n")
-    print(table([(name, _format_setting(setting)) for name, setting in sorted(policy.as_dict().items())]))
+    print(aligned_table([(name, _format_setting(setting)) for name, setting in sorted(policy.as_dict().items())]))
 
 
 def _format_setting(setting: str | int | float | bool) -> str:

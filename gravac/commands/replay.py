@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gravac.candidate import Candidate, Forecast
 from gravac.commands.common import Commands, require, set_work
-from gravac.commands.policies import table
+from gravac.commands.policies import aligned_table
 from gravac.policy import load_policy
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def describe(replayed_run: Replay, unchanged_too: bool = False) -> str:
     from gravac.telemetry.descriptions import describe_reason
 
     trace, forecasts = replayed_run.trace, replayed_run.trace.forecasts
-    first_candidates = trace.choices()[0], replayed_run.first
+    first_candidates = trace.decided_candidates()[0], replayed_run.first
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
         (
@@ -92,7 +92,7 @@ def describe(replayed_run: Replay, unchanged_too: bool = False) -> str:
     ]
     skipped_rows = 0
     recorded_by_step, replayed_by_step = (
-        _by_step(records) for records in (replayed_run.recorded, replayed_run.replayed)
+        _decisions_by_step(decisions) for decisions in (replayed_run.recorded, replayed_run.replayed)
     )
     for step in sorted({*recorded_by_step, *replayed_by_step}):
         for record_pair in itertools.zip_longest(recorded_by_step.get(step, []), replayed_by_step.get(step, [])):
@@ -103,7 +103,7 @@ def describe(replayed_run: Replay, unchanged_too: bool = False) -> str:
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
             rows.append((str(step), *(_describe_choice(record, forecasts) for record in record_pair), reason))
     lines = [
-        table(rows),
+        aligned_table(rows),
         "",
         "* the candidate changes"
         + (f"; {skipped_rows} rows without a change are left out (--all shows them)" if skipped_rows else ""),
@@ -123,16 +123,16 @@ def describe_end(replayed_run: Replay) -> str:
     parting = replayed_run.parting
     if parting is None:
         return f"exact: in all {replayed_run.steps} steps the policy would run the same candidate as the recorded run"
-    beginning = f"exact up to step {parting.step}; in that step the policy would"
+    beginning_text = f"exact up to step {parting.step}; in that step the policy would"
     run_candidate, policy_candidate = (
         _describe_candidate(candidate, replayed_run.trace.forecasts) for candidate in (parting.ran, parting.would)
     )
     if run_candidate != policy_candidate:
-        return f"{beginning} run {policy_candidate}, but the recorded run ran {run_candidate}"
+        return f"{beginning_text} run {policy_candidate}, but the recorded run ran {run_candidate}"
     run_cfs, policy_cfs = _describe_cfs(parting.evaluated), _describe_cfs(parting.would_evaluate)
     return (
-        f"{beginning} run {run_candidate} and evaluate {policy_cfs} without sending, but the recorded run evaluated "
-        f"{run_cfs}"
+        f"{beginning_text} run {run_candidate} and evaluate {policy_cfs} without sending, but the recorded run "
+        f"evaluated {run_cfs}"
     )
 
 
@@ -165,18 +165,18 @@ def draw(replayed_run: Replay, path: Path, policy: str) -> None:
     """
     from matplotlib.figure import Figure  # without pyplot, which may need a display; Agg draws a PNG
 
-    has_rounds, parting, records = _has_rounds(replayed_run), replayed_run.parting, replayed_run.trace.steps
+    has_rounds, parting, step_records = _has_rounds(replayed_run), replayed_run.parting, replayed_run.trace.steps
     figure = Figure(figsize=(8, 6 if has_rounds else 4), layout="constrained")
-    panels = figure.subplots(2 if has_rounds else 1, squeeze=False, sharex=True)[:, 0]
+    panel_axes = figure.subplots(2 if has_rounds else 1, squeeze=False, sharex=True)[:, 0]
     policy_cf, policy_every = (None, None) if parting is None else (parting.would.cf, float(parting.would.every))
-    cfs, every_numbers = [record.cf for record in records], [float(record.every) for record in records]
+    cfs, every_numbers = [record.cf for record in step_records], [float(record.every) for record in step_records]
     curves = (
         _RunCurve(cfs, policy_cf, "compression factor (1 is dense)", "x"),
         _RunCurve(every_numbers, policy_every, "steps from one exchange to the next", ""),
     )
-    for axes, curve in zip(panels, curves, strict=False):
+    for axes, curve in zip(panel_axes, curves, strict=False):
         axes.step(
-            [record.step for record in records], curve.run_numbers, where="post", color="#0072b2", label="recorded"
+            [record.step for record in step_records], curve.run_numbers, where="post", color="#0072b2", label="recorded"
         )
         ticks = {*curve.run_numbers}
         if parting is not None and curve.policy_number is not None:
@@ -193,14 +193,14 @@ def draw(replayed_run: Replay, path: Path, policy: str) -> None:
         axes.set_yticks(sorted(ticks), [f"{tick:.3g}{curve.unit}" for tick in sorted(ticks)], minor=False)
         axes.set_yticks([], minor=True)
         axes.set_ylabel(curve.label)
-    panels[-1].set_xlabel("step")
-    panels[0].legend(loc="best", frameon=False)
+    panel_axes[-1].set_xlabel("step")
+    panel_axes[0].legend(loc="best", frameon=False)
     figure.savefig(path, dpi=120)
 
 
 def _has_rounds(replayed_run: Replay) -> bool:
     """True if the run made outer steps, in which ranks exchange only once in several steps."""
-    return max(record.every for record in replayed_run.trace.steps) > 1
+    return max(step_record.every for step_record in replayed_run.trace.steps) > 1
 
 
 def _describe_cfs(cfs: Sequence[float]) -> str:
@@ -208,24 +208,25 @@ def _describe_cfs(cfs: Sequence[float]) -> str:
     return f"CF {', '.join(f'{cf:g}' for cf in cfs)}" if cfs else "no other CF"
 
 
-def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
+def _decisions_by_step(decisions: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
     """Return the decisions, grouped by the first step to which they apply.
 
     Args:
-        records: decisions, ordered by step.
+        decisions: decisions, ordered by step.
     """
     return {
-        step: list(step_records) for step, step_records in itertools.groupby(records, key=lambda record: record.step)
+        step: list(step_decisions)
+        for step, step_decisions in itertools.groupby(decisions, key=lambda record: record.step)
     }
 
 
-def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
+def _describe_choice(decision: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
     """Return a decision's candidate as text, with ``*`` if the decision changes the candidate; ``"-"`` for ``None``."""
     from gravac.telemetry.descriptions import describe_candidate, forecast_of
 
-    if record is None:
+    if decision is None:
         return "-"
-    return describe_candidate(forecast_of(record, forecasts)) + ("*" if record.changed else "")
+    return describe_candidate(forecast_of(decision, forecasts)) + ("*" if decision.changed else "")
 
 
 def _describe_candidate(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:

@@ -248,7 +248,7 @@ class Compressor(Settings):
             "by_gain": self.efficiency_by_gain,
             "apart": self.efficiency_apart,
         }
-        declared_points = {field: points for field, points in class_points.items() if points}
+        declared_points = {field_name: points for field_name, points in class_points.items() if points}
         return table_beliefs(**declared_points, kind="not measured") if declared_points else table_beliefs
 
     def method_at(self, cf: float) -> str:

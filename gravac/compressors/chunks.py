@@ -132,7 +132,7 @@ class SparseChunks:
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the concatenated tensors to ``dense`` (flat), in place; return ``dense``."""
-        _decode([*dense.view(len(self.chunk_indices), -1)], self, alpha)
+        _overwrite_or_add([*dense.view(len(self.chunk_indices), -1)], self, alpha)
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
@@ -144,7 +144,7 @@ class SparseChunks:
         if not all(map(folds, denses)):
             return False
         tensors = [*denses[0].view(len(self.chunk_indices), -1)] if len(denses) == 1 else denses
-        _decode(tensors, self)
+        _overwrite_or_add(tensors, self)
         return True
 
 
@@ -160,19 +160,22 @@ def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
         Indices of ``ceil(k / chunk)`` chunks for each tensor: int64, ``[tensors, ceil(k / chunk)]``, ascending. If k is
         no multiple of ``chunk``, one of these chunks is sent in part: the chunk with least energy, whose index is last.
     """
-    m = -(-k // chunk)
-    if k == m * chunk or m == 1:
-        return largest(energies, m)
-    if not energies.is_cpu and m < energies.shape[1]:
-        strongest_chunks = energies.topk(m).indices  # energies are not negative, so that abs() is not needed
+    selected_count = -(-k // chunk)
+    if k == selected_count * chunk or selected_count == 1:
+        return largest(energies, selected_count)
+    if not energies.is_cpu and selected_count < energies.shape[1]:
+        # energies are not negative, so that abs() is not needed
+        strongest_chunks = energies.topk(selected_count).indices
         return torch.cat([strongest_chunks[:, :-1].sort(1).values, strongest_chunks[:, -1:]], 1)
-    rows = largest(energies, m)
-    weakest = energies.gather(1, rows).argmin(1, keepdim=True)
-    other_positions = torch.arange(m - 1, device=rows.device)
-    return rows.gather(1, torch.cat([other_positions + (other_positions >= weakest), weakest], 1))
+    chunk_indices = largest(energies, selected_count)
+    weakest_position = energies.gather(1, chunk_indices).argmin(1, keepdim=True)
+    other_positions = torch.arange(selected_count - 1, device=chunk_indices.device)
+    return chunk_indices.gather(
+        1, torch.cat([other_positions + (other_positions >= weakest_position), weakest_position], 1)
+    )
 
 
-def positions(chunk_indices: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torch.Tensor:
+def positions_in_chunks(chunk_indices: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torch.Tensor:
     """Return the positions of the first k coordinates in the selected chunks of several concatenated tensors.
 
     All tensors have the same length, a multiple of ``chunk``.
@@ -200,66 +203,75 @@ class ChunkSelection(NamedTuple):
     The number of whole chunks and the number of single coordinates do not depend on the gradients.
 
     Attributes:
-        rows: numbers of the whole chunks: int64, flat, ascending.
-        singles: single coordinates: int64, flat. These are the coordinates of the chunk that is sent in part. If the
-            tensor's length is no multiple of the chunk length, all coordinates of the last selected chunk are single
-            too. Coordinates beyond the tensor's end stand for zeros.
+        whole_chunks: indices of the whole chunks: int64, flat, ascending.
+        single_coordinates: single coordinates: int64, flat. These are the coordinates of the chunk that is sent in
+            part. If the tensor's length is no multiple of the chunk length, all coordinates of the last selected chunk
+            are single too. Coordinates beyond the tensor's end stand for zeros.
     """
 
-    rows: torch.Tensor
-    singles: torch.Tensor
+    whole_chunks: torch.Tensor
+    single_coordinates: torch.Tensor
 
 
 def select_k(
-    rows: torch.Tensor, partial: torch.Tensor, k: int, chunk: int, elements: int, start: int = 0
+    chunk_indices: torch.Tensor,
+    partial_position: torch.Tensor,
+    k: int,
+    chunk: int,
+    elements: int,
+    partial_start: int = 0,
 ) -> ChunkSelection:
     """Select k coordinates from given chunks: all coordinates of each chunk except one, and a part of that chunk.
 
     If the tensor's end cuts off one of these chunks, fewer than k of the selected coordinates are inside the tensor.
 
     Args:
-        rows: indices of ``ceil(k / chunk)`` chunks: int64, flat, ascending.
-        partial: position in ``rows`` of the chunk of which only a part is selected: int64, ``[1]``.
+        chunk_indices: indices of ``ceil(k / chunk)`` chunks: int64, flat, ascending.
+        partial_position: position in ``chunk_indices`` of the chunk of which only a part is selected: int64, ``[1]``.
         k: number of coordinates.
         chunk: coordinates per chunk.
         elements: number of coordinates of the tensor.
-        start: position in the partial chunk of the first coordinate that is selected there. If the selection reaches
-            the chunk's end, it continues at the chunk's beginning.
+        partial_start: position in the partial chunk of the first coordinate that is selected there. If the selection
+            reaches the chunk's end, it continues at the chunk's beginning.
     """
-    partial_length = k - (len(rows) - 1) * chunk
+    partial_length = k - (len(chunk_indices) - 1) * chunk
     if partial_length == chunk and elements % chunk == 0:
-        return ChunkSelection(rows, rows[:0])
-    chunk_offsets = torch.arange(chunk, device=rows.device)
-    singles = rows[:0]
+        return ChunkSelection(chunk_indices, chunk_indices[:0])
+    chunk_offsets = torch.arange(chunk, device=chunk_indices.device)
+    single_coordinates = chunk_indices[:0]
     if 0 < partial_length < chunk:
-        singles = rows.index_select(0, partial) * chunk + (chunk_offsets[:partial_length] + start).remainder_(chunk)
-        other_positions = torch.arange(len(rows) - 1, device=rows.device)
-        rows = rows.index_select(0, other_positions.add_((other_positions >= partial).long()))
-    if elements % chunk and len(rows):
-        singles = torch.cat([rows[-1:] * chunk + chunk_offsets, singles])
-        rows = rows[:-1]
-    return ChunkSelection(rows, singles)
+        single_coordinates = chunk_indices.index_select(0, partial_position) * chunk + (
+            chunk_offsets[:partial_length] + partial_start
+        ).remainder_(chunk)
+        other_positions = torch.arange(len(chunk_indices) - 1, device=chunk_indices.device)
+        chunk_indices = chunk_indices.index_select(
+            0, other_positions.add_((other_positions >= partial_position).long())
+        )
+    if elements % chunk and len(chunk_indices):
+        single_coordinates = torch.cat([chunk_indices[-1:] * chunk + chunk_offsets, single_coordinates])
+        chunk_indices = chunk_indices[:-1]
+    return ChunkSelection(chunk_indices, single_coordinates)
 
 
 def gather(x: torch.Tensor, selection: ChunkSelection, chunk: int, k: int) -> torch.Tensor:
     """Return the k values of flat x at the selected coordinates, whole chunks first: flat, ``[k]``, dtype of x."""
     full_chunks = x[: x.numel() // chunk * chunk].view(-1, chunk)
-    values, row_elements = x.new_empty(k), len(selection.rows) * chunk
-    torch.index_select(full_chunks, 0, selection.rows, out=values[:row_elements].view(-1, chunk))
-    if row_elements < k:
-        is_inside, positions = _mask_inside(selection.singles, x.numel())
-        torch.mul(x.index_select(0, positions), is_inside, out=values[row_elements:])
+    values, elements_in_chunks = x.new_empty(k), len(selection.whole_chunks) * chunk
+    torch.index_select(full_chunks, 0, selection.whole_chunks, out=values[:elements_in_chunks].view(-1, chunk))
+    if elements_in_chunks < k:
+        is_inside, positions = _mask_inside(selection.single_coordinates, x.numel())
+        torch.mul(x.index_select(0, positions), is_inside, out=values[elements_in_chunks:])
     return values
 
 
 def scatter(values: torch.Tensor, selection: ChunkSelection, chunk: int, elements: int) -> Sparse:
     """Return a sparse tensor, ``[elements]``, with flat ``values`` at selected coordinates, and zeros elsewhere."""
-    row_elements = len(selection.rows) * chunk
-    entries = [(selection.rows, values[:row_elements].view(-1, chunk))] if row_elements else []
-    if row_elements < values.numel():
-        is_inside, positions = _mask_inside(selection.singles, elements)
-        entries.append((positions, torch.where(is_inside, values[row_elements:], 0)))
-    return Sparse(tuple(entries))
+    elements_in_chunks = len(selection.whole_chunks) * chunk
+    summands = [(selection.whole_chunks, values[:elements_in_chunks].view(-1, chunk))] if elements_in_chunks else []
+    if elements_in_chunks < values.numel():
+        is_inside, positions = _mask_inside(selection.single_coordinates, elements)
+        summands.append((positions, torch.where(is_inside, values[elements_in_chunks:], 0)))
+    return Sparse(tuple(summands))
 
 
 def _mask_inside(positions: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -273,7 +285,7 @@ def _import_kernels() -> ModuleType:
     return chunks
 
 
-def _decode(denses: Sequence[torch.Tensor], sparse: SparseChunks, alpha: float | None = None) -> None:
+def _overwrite_or_add(denses: Sequence[torch.Tensor], sparse: SparseChunks, alpha: float | None = None) -> None:
     """Overwrite flat tensors with ``sparse``, or add ``alpha`` times ``sparse``, by a kernel."""
     from gravac.compressors.kernels.chunk_decode import decode  # needs triton
 

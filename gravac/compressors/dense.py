@@ -107,14 +107,14 @@ class Dense(Compressor):
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-reduce; ``divides_first`` says whether x or the sum is divided by ``world``."""
-        wire = self.wire_dtype(ctx.dtype)
-        if wire.itemsize >= x.element_size():
-            if divides_first(ctx.world, wire):
+        wire_dtype = self.wire_dtype(ctx.dtype)
+        if wire_dtype.itemsize >= x.element_size():
+            if divides_first(ctx.world, wire_dtype):
                 mean = yield AllReduce(x / ctx.world)
             else:
                 mean = (yield AllReduce(x)) / ctx.world
         else:
-            mean = (yield AllReduce(divide(x, ctx.world, wire))).to(x.dtype)
+            mean = (yield AllReduce(divide(x, ctx.world, wire_dtype))).to(x.dtype)
         return Reduced(mean=mean, sent=x, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:

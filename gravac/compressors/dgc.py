@@ -71,7 +71,7 @@ class DGC(ThresholdK):
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs at a CF; coding also needs memory for a new momentum, velocity and unsent rest."""
         profile = super().profile(cf, world=world, shapes=shapes)
-        return replace(profile, coding_bytes=profile.coding_bytes + 12)
+        return replace(profile, coding_bytes_per_element=profile.coding_bytes_per_element + 12)
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]
@@ -91,10 +91,10 @@ class DGC(ThresholdK):
         if self.exact_count:
             return COUNT_BOUNDS[0] * threshold
         for _ in range(MAX_CORRECTIONS):
-            count = int((magnitudes >= threshold).sum())
-            if count > COUNT_BOUNDS[1] * k:
+            reaching_count = int((magnitudes >= threshold).sum())
+            if reaching_count > COUNT_BOUNDS[1] * k:
                 threshold *= COUNT_BOUNDS[1]
-            elif count < COUNT_BOUNDS[0] * k:
+            elif reaching_count < COUNT_BOUNDS[0] * k:
                 threshold *= COUNT_BOUNDS[0]
             else:
                 break
@@ -123,8 +123,8 @@ class DGC(ThresholdK):
         """Return, for each CF, the squared error (0-d) of sending the velocity, after adding flat gradient x to it."""
         _, velocity = self._accumulated(x, ctx)
         velocity_energy = energy(velocity)
-        counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
-        return [(velocity_energy - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
+        ks = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
+        return [(velocity_energy - energy(self.select(velocity, k).values)).clamp_(min=0) for k in ks]
 
     def cf_at(self, cf: float, step: int) -> float:
         """Return the CF that a step uses if ``cf`` is requested: during the first ``warmup_steps`` steps a lower CF."""
@@ -141,9 +141,9 @@ class DGC(ThresholdK):
         """Return momentum and velocity after flat gradient x was added: both ``[elements]``, dtype of x."""
         gradient = x
         if self.clip is not None:
-            limit = self.clip * ctx.world**-0.5
-            gradient = x * (limit / norm(x).to(x.dtype)).clamp_(max=1)
-        momentum, velocity = (ctx.state.get(name, torch.zeros_like(x)).to(x.dtype) for name in ("momentum", "velocity"))
+            norm_limit = self.clip * ctx.world**-0.5
+            gradient = x * (norm_limit / norm(x).to(x.dtype)).clamp_(max=1)
+        momentum, velocity = (ctx.state.get(key, torch.zeros_like(x)).to(x.dtype) for key in ("momentum", "velocity"))
         if self.nesterov:
             momentum = self.momentum * (momentum + gradient)
             return momentum, velocity + momentum + gradient

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-PIECE_NUMBERS = 1 << 17
+PIECE_ELEMENTS = 1 << 17
 """Number of random numbers that a CPU computes at a time: few enough to fit in its cache."""
 
 POSITION_FACTOR = 0x9E3779B1
@@ -53,12 +53,12 @@ class Draws:
             int32, ``[count]``; all int32 numbers are equally likely.
         """
         out = torch.empty(count, dtype=torch.int32, device=device)
-        piece = PIECE_NUMBERS if out.device.type == "cpu" else max(1, count)
-        for piece_start in range(0, count, piece):
-            piece_out = out[piece_start : piece_start + piece]
-            first = _as_int32(start + piece_start)
+        piece_length = PIECE_ELEMENTS if out.device.type == "cpu" else max(1, count)
+        for piece_start in range(0, count, piece_length):
+            piece_out = out[piece_start : piece_start + piece_length]
+            first_position = _as_int32(start + piece_start)
             # positions as int32, which may overflow and wrap around
-            torch.arange(len(piece_out), dtype=torch.int32, device=device, out=piece_out).add_(first)
+            torch.arange(len(piece_out), dtype=torch.int32, device=device, out=piece_out).add_(first_position)
             _mix_bits(piece_out.mul_(_as_int32(POSITION_FACTOR)).add_(self.key[0]), self.key[1])
         return out
 
@@ -77,9 +77,9 @@ class Draws:
 
     def normal(self, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return ``count`` random numbers from N(0, 1): float32, ``[count]``; equal up to rounding on all devices."""
-        radius, angle = self.uniform(2 * count, device).view(2, count).unbind()
-        length: torch.Tensor = (1 - radius).log_().mul_(-2).sqrt_()
-        return length.mul_(angle.mul_(2 * math.pi).cos_())
+        radius_draw, angle_draw = self.uniform(2 * count, device).view(2, count).unbind()
+        radius: torch.Tensor = (1 - radius_draw).log_().mul_(-2).sqrt_()
+        return radius.mul_(angle_draw.mul_(2 * math.pi).cos_())
 
     def sample(self, count: int, k: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return k different random positions from 0 to ``count - 1``, ascending: int64, ``[k]``.
@@ -98,25 +98,25 @@ class Draws:
             expected_repeats = -count * math.log1p(-k / max(1, count)) - k
             draw_count = k + math.ceil(expected_repeats + 8 * math.sqrt(expected_repeats)) + 16
             bits = self.random_bits(2 * draw_count, device).view(torch.int64)
-            uniform = bits.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
-            keys = uniform.mul_(count).long().mul_(1 << 31).add_(torch.arange(draw_count, device=device))
-            keys = _sort(keys)
-            positions, ranking = keys >> 31, keys.bitwise_and_((1 << 31) - 1)
+            uniform_numbers = bits.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
+            sort_keys = uniform_numbers.mul_(count).long().mul_(1 << 31).add_(torch.arange(draw_count, device=device))
+            sort_keys = _sort(sort_keys)
+            positions, ranking = sort_keys >> 31, sort_keys.bitwise_and_((1 << 31) - 1)
             ranking[1:].add_(positions[1:] == positions[:-1], alpha=draw_count)
         if ranking.device.type == "cpu":
             return positions[ranking <= int(np.partition(ranking.numpy(), k - 1)[k - 1])] if k else positions[:0]
         is_selected = ranking <= ranking.kthvalue(max(1, k)).values
         # write the j-th selected position to index j, and all other positions to index k, which is cut off
-        slots = torch.where(is_selected, is_selected.cumsum(0) - 1, k).clamp_(max=k)
-        return positions.new_zeros(k + 1).scatter_(0, slots, positions)[:k]
+        target_indices = torch.where(is_selected, is_selected.cumsum(0) - 1, k).clamp_(max=k)
+        return positions.new_zeros(k + 1).scatter_(0, target_indices, positions)[:k]
 
-    def number(self, below: int, position: int) -> int:
+    def integer_below(self, limit: int, position: int) -> int:
         """Return a random integer from 0 to ``below - 1``, computed on the host.
 
         Equal keys and positions give equal integers.
         """
         digest = hashlib.blake2b(f"{self.key} {position}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % below
+        return int.from_bytes(digest, "little") % limit
 
 
 def random_bits_by_key(draws: Sequence[Draws], count: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -4,7 +4,7 @@
 
 import torch
 
-SIXTEEN_BIT = ("float16", "bfloat16")
+SIXTEEN_BIT_FORMATS = ("float16", "bfloat16")
 """Number formats that take half of float32's bytes."""
 
 
@@ -45,7 +45,7 @@ def magnitudes_in(dtype: torch.dtype) -> tuple[float, float]:
     return (2.0**-14, 2.0**15) if dtype == torch.float16 else (2.0**-100, 2.0**100)
 
 
-def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def convert_clamped(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert x to ``dtype``, in its shape; numbers too large for float16 become float16's largest number."""
     if dtype == torch.float16:
         maximum = torch.finfo(dtype).max

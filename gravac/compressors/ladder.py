@@ -75,12 +75,12 @@ class Ladder(Compressor):
 
     @field_validator("members")
     @classmethod
-    def _all_contractive(cls, members: tuple[Compressor, ...]) -> tuple[Compressor, ...]:
-        refused = [member.name for member in members if not member.contractive or member.owns_momentum]
-        if refused:
+    def _check_contractive(cls, members: tuple[Compressor, ...]) -> tuple[Compressor, ...]:
+        refused_names = [member.name for member in members if not member.contractive or member.owns_momentum]
+        if refused_names:
             raise ValueError(
-                f"{', '.join(refused)} cannot be on a ladder, whose members must be contractive and must not apply "
-                "the optimizer's momentum; give other compressors"
+                f"{', '.join(refused_names)} cannot be on a ladder, whose members must be contractive and must not "
+                "apply the optimizer's momentum; give other compressors"
             )
         return members
 
@@ -161,8 +161,8 @@ class Ladder(Compressor):
 
         ``None`` if no member keeps an unsent rest.
         """
-        by_member = (member.kept_aside(ctx, elements) for member in self.members)
-        return next((aside for aside in by_member if aside is not None), None)
+        asides_by_member = (member.kept_aside(ctx, elements) for member in self.members)
+        return next((aside for aside in asides_by_member if aside is not None), None)
 
 
 class Rung(NamedTuple):
@@ -186,10 +186,10 @@ def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
         supported_cfs = member.candidates((1.0, HIGHEST_CF))
         if isinstance(supported_cfs, Span):
             highest_ratio = max((rung.ratio for rung in rungs), default=1.0)
-            steps = math.ceil(math.log(HIGHEST_CF / highest_ratio, RUNG_RATIO))
-            ratios = [(highest_ratio * RUNG_RATIO**step) for step in range(1, steps)]
+            rung_count = math.ceil(math.log(HIGHEST_CF / highest_ratio, RUNG_RATIO))
+            ratios = [(highest_ratio * RUNG_RATIO**exponent) for exponent in range(1, rung_count)]
             member_rungs = [
-                Rung(ratio, member, cf) for ratio in ratios if (cf := _lowest_cf(member, ratio)) is not None
+                Rung(ratio, member, cf) for ratio in ratios if (cf := _lowest_cf_reaching(member, ratio)) is not None
             ]
         else:
             member_rungs = [Rung(wire_ratio(member, cf), member, cf) for cf in supported_cfs]
@@ -218,14 +218,14 @@ def _member_reaching(members: tuple[Compressor, ...], ratio: float) -> tuple[Com
     If no member reaches the ratio, return the member and the CF with the highest ratio reserved for a member.
     """
     for member in members:
-        cf = _lowest_cf(member, ratio)
+        cf = _lowest_cf_reaching(member, ratio)
         if cf is not None:
             return member, cf
     highest_rung = _rungs(members)[-1]
     return highest_rung.member, highest_rung.cf
 
 
-def _lowest_cf(member: Compressor, ratio: float) -> float | None:
+def _lowest_cf_reaching(member: Compressor, ratio: float) -> float | None:
     """Return the lowest CF at which a member reaches a wire ratio, within 0.1 %; ``None`` if no CF reaches it."""
     supported_cfs = member.candidates((1.0, HIGHEST_CF))
     if not isinstance(supported_cfs, Span):
@@ -234,8 +234,10 @@ def _lowest_cf(member: Compressor, ratio: float) -> float | None:
     if wire_ratio(member, highest_cf) < ratio:
         return None
     while highest_cf / lowest_cf > 1.001:
-        middle = (lowest_cf * highest_cf) ** 0.5
-        lowest_cf, highest_cf = (lowest_cf, middle) if wire_ratio(member, middle) >= ratio else (middle, highest_cf)
+        middle_cf = (lowest_cf * highest_cf) ** 0.5
+        lowest_cf, highest_cf = (
+            (lowest_cf, middle_cf) if wire_ratio(member, middle_cf) >= ratio else (middle_cf, highest_cf)
+        )
     return highest_cf
 
 

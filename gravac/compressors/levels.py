@@ -18,10 +18,10 @@ from gravac.compressors.packing import unpack
 
 CPU = torch.device("cpu")
 
-Kind = Literal["fitted", "uniform"]
+LevelKind = Literal["fitted", "uniform"]
 """Placement of a codebook's levels: fitted to a normal distribution, or evenly spaced."""
 
-Table = npt.NDArray[np.uint8]
+ByteTable = npt.NDArray[np.uint8]
 """Type of a numpy table of codes: one byte per entry."""
 
 GRID_POINTS_PER_RMS = 40
@@ -41,7 +41,7 @@ FITTED_LEVELS: dict[int, tuple[float, ...]] = {
 
 
 @functools.cache
-def levels(bits: int, kind: Kind, device: torch.device = CPU) -> torch.Tensor:
+def levels(bits: int, kind: LevelKind, device: torch.device = CPU) -> torch.Tensor:
     """Return the level of each code, ascending, as a multiple of the block's scale: float32, shape ``[2 ** bits]``.
 
     With uniform levels and 2 bits or more, there is one level fewer than codes. The highest code is then never sent,
@@ -50,18 +50,18 @@ def levels(bits: int, kind: Kind, device: torch.device = CPU) -> torch.Tensor:
     return torch.tensor(_level_list(bits, kind)).to(device)
 
 
-def _level_list(bits: int, kind: Kind) -> list[float]:
+def _level_list(bits: int, kind: LevelKind) -> list[float]:
     """Return the same levels as ``levels``, as a list."""
     if bits == 1:
         return [-1.0, 1.0]
     if kind == "uniform" or bits == 8:
-        max_step = (1 << (bits - 1)) - 1
-        return [min(step, max_step) / max_step for step in range(-max_step, max_step + 2)]
+        max_code = (1 << (bits - 1)) - 1
+        return [min(signed_code, max_code) / max_code for signed_code in range(-max_code, max_code + 2)]
     return [-level for level in reversed(FITTED_LEVELS[bits])] + list(FITTED_LEVELS[bits])
 
 
 @functools.cache
-def points_between(bits: int, kind: Kind) -> list[int]:
+def threshold_points_of(bits: int, kind: LevelKind) -> list[int]:
     """Return the thresholds between neighbouring codes: the lowest grid point of each code except the first.
 
     Numbers are rounded to integers, the grid points, before they are coded. For fitted levels, a grid point is a
@@ -71,51 +71,54 @@ def points_between(bits: int, kind: Kind) -> list[int]:
     if bits == 1:
         return [0]
     if kind == "uniform":
-        max_step = (1 << (bits - 1)) - 1
-        return list(range(1 - max_step, max_step + 1))
-    return [round((below + above) / 2 * GRID_POINTS_PER_RMS) for below, above in pairwise(_level_list(bits, kind))]
+        max_code = (1 << (bits - 1)) - 1
+        return list(range(1 - max_code, max_code + 1))
+    return [
+        round((lower_level + upper_level) / 2 * GRID_POINTS_PER_RMS)
+        for lower_level, upper_level in pairwise(_level_list(bits, kind))
+    ]
 
 
 @functools.cache
-def thresholds(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
-    """Return the thresholds of ``points_between`` as a tensor: float32, flat.
+def thresholds(bits: int, kind: LevelKind, device: torch.device) -> torch.Tensor:
+    """Return the thresholds of ``threshold_points_of`` as a tensor: float32, flat.
 
     The tensor is cached, so that it is copied to a device only once.
     """
-    return torch.tensor(points_between(bits, kind), dtype=torch.float32).to(device)
+    return torch.tensor(threshold_points_of(bits, kind), dtype=torch.float32).to(device)
 
 
 @functools.cache
-def code_of_point(bits: int, kind: Kind) -> Table:
-    """Return the codes of the grid points -128 to 127 (see ``points_between``) as a table: uint8, ``[256]``.
+def code_of_point(bits: int, kind: LevelKind) -> ByteTable:
+    """Return the codes of the grid points -128 to 127 (see ``threshold_points_of``) as a table: uint8, ``[256]``.
 
     The code of a grid point is at the index ``point % 256``, which is the int8 point read as uint8.
     """
-    points = np.arange(256, dtype=np.uint8).view(np.int8)
-    codes: Table = np.searchsorted(points_between(bits, kind), points, side="right").astype(np.uint8)
+    grid_points = np.arange(256, dtype=np.uint8).view(np.int8)
+    codes: ByteTable = np.searchsorted(threshold_points_of(bits, kind), grid_points, side="right").astype(np.uint8)
     return codes
 
 
 @functools.cache
-def code_of_pair(bits: int, kind: Kind) -> Table:
-    """Return a table of the two codes of each pair of grid points (see ``points_between``): uint8, ``[65536]``.
+def code_of_pair(bits: int, kind: LevelKind) -> ByteTable:
+    """Return a table of the two codes of each pair of grid points (see ``threshold_points_of``): uint8, ``[65536]``.
 
     An entry has both codes packed in a byte, the first code in the lowest bits. The index is the pair's two bytes, the
     first grid point in the low byte. If codes have 3 bits, an entry has the low two bits of both codes, then their high
     bits.
     """
-    code = code_of_point(bits, kind)
-    pairs = np.arange(1 << 16)
-    first, second = code[pairs & 255].astype(np.int64), code[pairs >> 8].astype(np.int64)
-    code_pair = first | second << bits
+    code_table = code_of_point(bits, kind)
+    pair_keys = np.arange(1 << 16)
+    first_code, second_code = code_table[pair_keys & 255].astype(np.int64), code_table[pair_keys >> 8].astype(np.int64)
+    packed_pairs = first_code | second_code << bits
     if bits == 3:
-        code_pair = (first & 3) | (second & 3) << 2 | (first >> 2) << 4 | (second >> 2) << 5
-    table: Table = code_pair.astype(np.uint8)
+        packed_pairs = (first_code & 3) | (second_code & 3) << 2 | (first_code >> 2) << 4 | (second_code >> 2) << 5
+    table: ByteTable = packed_pairs.astype(np.uint8)
     return table
 
 
 @functools.cache
-def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
+def levels_of_bytes(bits: int, kind: LevelKind, device: torch.device) -> torch.Tensor:
     """Return the levels of the codes packed in each byte: float32, shape ``[256, 8 // bits]``; for 1, 2 or 4 bits.
 
     The table is cached, so that it is copied to a device only once.
@@ -126,7 +129,7 @@ def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor
 
 
 @functools.cache
-def levels_by_key(bits: int, kind: Kind) -> npt.NDArray[np.void]:
+def levels_by_key(bits: int, kind: LevelKind) -> npt.NDArray[np.void]:
     """Return a table that maps several packed codes to their levels in one lookup: 1-D, numpy ``void`` elements.
 
     The index is a byte of codes; for 3 bits, it is four codes in 12 bits, with the codes' low two bits in the low byte.
@@ -142,15 +145,15 @@ def levels_by_key(bits: int, kind: Kind) -> npt.NDArray[np.void]:
 
 
 @functools.cache
-def levels_of_twelve_bits(kind: Kind, device: torch.device) -> torch.Tensor:
+def levels_of_twelve_bits(kind: LevelKind, device: torch.device) -> torch.Tensor:
     """Return a table of the levels of four packed codes of 3 bits: float32, shape ``[4096, 4]``.
 
     The index has the codes' low two bits in its low byte, and their high bits in the next four bits. The table is
     cached, so that it is copied to a device only once.
     """
     all_levels = _level_list(3, kind)
-    codes = [[key >> 2 * i & 3 | (key >> 8 + i & 1) << 2 for i in range(4)] for key in range(1 << 12)]
-    return torch.tensor([[all_levels[code] for code in codes_of_key] for codes_of_key in codes]).to(device)
+    codes_by_key = [[key >> 2 * i & 3 | (key >> 8 + i & 1) << 2 for i in range(4)] for key in range(1 << 12)]
+    return torch.tensor([[all_levels[code] for code in codes_of_key] for codes_of_key in codes_by_key]).to(device)
 
 
 @functools.cache
@@ -163,7 +166,7 @@ def shifts_of_nibbles(device: torch.device) -> torch.Tensor:
 
 
 @functools.cache
-def levels_of_nibbles(kind: Kind) -> torch.Tensor:
+def levels_of_nibbles(kind: LevelKind) -> torch.Tensor:
     """Return a table of the levels of a byte's two codes of 4 bits: complex64, shape ``[256]``.
 
     The real part is the level of the byte's low half, the imaginary part that of its high half.

@@ -15,12 +15,14 @@ import torch
 
 from gravac.compressors import codebook, codebook_on_device, kernels
 from gravac.compressors.base import Fold
-from gravac.compressors.codebook import SCALE_DTYPE, Coded, Decoded, add_at
-from gravac.compressors.levels import Kind
+from gravac.compressors.codebook import SCALE_DTYPE, Coded, CodedMean, add_at
+from gravac.compressors.levels import LevelKind
 from gravac.compressors.packing import packed_bytes
 
 
-def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def encode(
+    x: torch.Tensor, bits: int, kind: LevelKind, block: int, shards: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize flat x to one message per shard; x is padded with zeros, so that all shards have equally many blocks.
 
     Args:
@@ -33,10 +35,10 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) 
     Returns:
         The messages, uint8, ``[shards, bytes]``, and ``‖x - decoded‖²``, 0-d.
     """
-    quantizer = _usable_kernels(x, block)
-    if quantizer is not None:
-        message, sums = quantizer.encode(x, bits, kind, block, shards)
-        return message, sums[0]
+    quantize_kernels = _usable_kernels(x, block)
+    if quantize_kernels is not None:
+        message, error_energy_nonfinite = quantize_kernels.encode(x, bits, kind, block, shards)
+        return message, error_energy_nonfinite[0]
     rows = pad_to_blocks(x, shards * -(-x.numel() // (block * shards)), block)
     coded, error = (codebook if x.device.type == "cpu" else codebook_on_device).encode(rows, bits, kind)
     return _join_message(coded, shards), error
@@ -48,7 +50,7 @@ def folds(gradient: torch.Tensor, block: int) -> bool:
 
 
 def encode_folded(
-    gradient: torch.Tensor, fold: Fold, bits: int, kind: Kind, block: int, shards: int = 1
+    gradient: torch.Tensor, fold: Fold, bits: int, kind: LevelKind, block: int, shards: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize the sum of a flat gradient and the residual in ``fold``, as ``encode`` does; needs Triton kernels.
 
@@ -58,23 +60,23 @@ def encode_folded(
     Returns:
         The messages, uint8, ``[shards, bytes]``, and the squared coding error, 0-d.
     """
-    message, sums = _import_kernels().encode(
+    message, error_energy_nonfinite = _import_kernels().encode(
         gradient, bits, kind, block, shards, residual=fold.residual, unsent=fold.unsent
     )
-    fold.energy = sums[1]
-    return message, sums[0]
+    fold.energy = error_energy_nonfinite[1]
+    return message, error_energy_nonfinite[0]
 
 
-def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_decoded(x: torch.Tensor, bits: int, kind: LevelKind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize flat x to a single message; the length of x must be a multiple of ``block``.
 
     Returns:
         The message, uint8, ``[1, bytes]``, and the decoded numbers: float32, flat, ``[elements]``.
     """
-    quantizer = _usable_kernels(x, block)
-    if quantizer is not None:
+    quantize_kernels = _usable_kernels(x, block)
+    if quantize_kernels is not None:
         decoded_numbers = torch.empty_like(x)
-        return quantizer.encode(x, bits, kind, block, decoded=decoded_numbers)[0], decoded_numbers
+        return quantize_kernels.encode(x, bits, kind, block, decoded=decoded_numbers)[0], decoded_numbers
     rows = x.view(-1, block)
     if x.device.type == "cpu":
         decoded_numbers = torch.empty_like(rows)
@@ -101,7 +103,7 @@ class Messages:
 
     messages: torch.Tensor
     bits: int
-    kind: Kind
+    kind: LevelKind
     block: int
     extra_numbers: tuple[int, torch.Tensor] | None = None
 
@@ -110,13 +112,13 @@ class Messages:
 
         Numbers beyond the end of ``dense`` are ignored.
         """
-        quantizer = _usable_kernels(dense, self.block)
+        quantize_kernels = _usable_kernels(dense, self.block)
         if not len(self.messages):
             pass
-        elif quantizer is not None:
-            quantizer.decode(dense, self.messages, self.bits, self.kind, self.block, alpha)
+        elif quantize_kernels is not None:
+            quantize_kernels.decode(dense, self.messages, self.bits, self.kind, self.block, alpha)
         elif dense.device.type == "cpu":
-            return Decoded(self._coded(), self.bits, self.kind, self.block, self.extra_numbers).add_to(dense, alpha)
+            return CodedMean(self._coded(), self.bits, self.kind, self.block, self.extra_numbers).add_to(dense, alpha)
         else:
             add_at(dense, 0, self._decoded_on_device(), alpha)
         if self.extra_numbers is not None:
@@ -133,21 +135,21 @@ class Messages:
         if len(denses) > 1:
             return False
         (dense,) = denses
-        quantizer = _usable_kernels(dense, self.block)
-        if quantizer is None or self.extra_numbers is not None or not dense.is_contiguous():
+        quantize_kernels = _usable_kernels(dense, self.block)
+        if quantize_kernels is None or self.extra_numbers is not None or not dense.is_contiguous():
             return False
-        quantizer.decode(dense, self.messages, self.bits, self.kind, self.block)
+        quantize_kernels.decode(dense, self.messages, self.bits, self.kind, self.block)
         return True
 
     def decoded(self) -> torch.Tensor:
         """Return the decoded numbers, including the padding, without ``extra_numbers``: float32, flat."""
-        blocks = len(self.messages) * self._message_blocks()
-        dense = self.messages.new_empty(blocks * self.block, dtype=torch.float32)
-        quantizer = _usable_kernels(dense, self.block)
-        if quantizer is not None:
-            quantizer.decode(dense, self.messages, self.bits, self.kind, self.block)
+        block_count = len(self.messages) * self._blocks_per_message()
+        dense = self.messages.new_empty(block_count * self.block, dtype=torch.float32)
+        quantize_kernels = _usable_kernels(dense, self.block)
+        if quantize_kernels is not None:
+            quantize_kernels.decode(dense, self.messages, self.bits, self.kind, self.block)
         elif dense.device.type == "cpu":
-            codebook.mean(self._coded(), self.bits, self.kind, dense.view(blocks, self.block))
+            codebook.decode_mean(self._coded(), self.bits, self.kind, dense.view(block_count, self.block))
         else:
             dense = self._decoded_on_device()
         return dense
@@ -162,18 +164,18 @@ class Messages:
 
     def _packed_codes(self, messages: torch.Tensor) -> torch.Tensor:
         """Return the codes in messages ``[..., bytes]``, as a view: uint8, ``[..., blocks, bytes of a block]``."""
-        block_bytes, blocks = packed_bytes(self.block, self.bits), self._message_blocks()
-        return messages[..., : blocks * block_bytes].view(*messages.shape[:-1], blocks, block_bytes)
+        block_bytes, block_count = packed_bytes(self.block, self.bits), self._blocks_per_message()
+        return messages[..., : block_count * block_bytes].view(*messages.shape[:-1], block_count, block_bytes)
 
-    def _message_blocks(self) -> int:
+    def _blocks_per_message(self) -> int:
         """Return the number of blocks in a message."""
         return self.messages.shape[2] // (packed_bytes(self.block, self.bits) + SCALE_DTYPE.itemsize)
 
     def _coded(self) -> Coded:
         """Return all codes and scales: ``[parts, blocks of all shards, ...]``; each rank contributes one part."""
-        by_rank = self.messages.transpose(0, 1)
-        packed_codes = self._packed_codes(by_rank)
-        scales = scales_in(by_rank[..., packed_codes.shape[2] * packed_codes.shape[3] :])
+        messages_by_rank = self.messages.transpose(0, 1)
+        packed_codes = self._packed_codes(messages_by_rank)
+        scales = scales_in(messages_by_rank[..., packed_codes.shape[2] * packed_codes.shape[3] :])
         return Coded(packed_codes.flatten(1, 2), scales.flatten(1))
 
 
@@ -184,8 +186,8 @@ def scales_in(scale_bytes: torch.Tensor) -> torch.Tensor:
     """
     if all(offset % SCALE_DTYPE.itemsize == 0 for offset in (scale_bytes.storage_offset(), *scale_bytes.stride()[:-1])):
         return scale_bytes.view(SCALE_DTYPE)
-    copied = scale_bytes.clone(memory_format=torch.contiguous_format).view(-1).view(SCALE_DTYPE)
-    return copied.view(*scale_bytes.shape[:-1], scale_bytes.shape[-1] // SCALE_DTYPE.itemsize)
+    copied_scales = scale_bytes.clone(memory_format=torch.contiguous_format).view(-1).view(SCALE_DTYPE)
+    return copied_scales.view(*scale_bytes.shape[:-1], scale_bytes.shape[-1] // SCALE_DTYPE.itemsize)
 
 
 def _join_message(coded: Coded, shards: int) -> torch.Tensor:
@@ -193,18 +195,18 @@ def _join_message(coded: Coded, shards: int) -> torch.Tensor:
     return torch.cat([coded.packed.view(shards, -1), coded.scales.view(torch.uint8).view(shards, -1)], dim=1)
 
 
-def pad_to_blocks(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
+def pad_to_blocks(x: torch.Tensor, block_count: int, block: int) -> torch.Tensor:
     """Return flat x padded with zeros to a matrix ``[blocks, block]``; a view of x if no padding is needed."""
-    missing_elements = blocks * block - x.numel()
-    return (torch.nn.functional.pad(x, (0, missing_elements)) if missing_elements else x).view(blocks, block)
+    missing_elements = block_count * block - x.numel()
+    return (torch.nn.functional.pad(x, (0, missing_elements)) if missing_elements else x).view(block_count, block)
 
 
 def _usable_kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
     """Return the module ``kernels.quantize`` if it can code ``numbers`` in blocks of ``block``, else ``None``."""
     if not kernels.usable(numbers.device.type):
         return None
-    quantizer = _import_kernels()
-    return quantizer if quantizer.fits(numbers.dtype, block) else None
+    quantize_kernels = _import_kernels()
+    return quantize_kernels if quantize_kernels.fits(numbers.dtype, block) else None
 
 
 def _import_kernels() -> ModuleType:

@@ -33,7 +33,7 @@ def select_at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selec
         ctx: the tensor's context; ``ctx.selections`` has the selections of this step, by CF.
     """
     if cf not in ctx.selections:
-        lower_cf = max((level for level in ctx.selections if level < cf), default=None)
+        lower_cf = max((stored_cf for stored_cf in ctx.selections if stored_cf < cf), default=None)
         wider_selection = None if lower_cf is None else ctx.selections[lower_cf]
         selection = select(x if wider_selection is None else wider_selection.values, k_for(x.numel(), cf))
         if wider_selection is not None:

@@ -57,7 +57,7 @@ def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
     lengths = torch.linalg.vector_norm(columns, dim=-2, keepdim=True)
     rows, rank = columns.shape[-2:]
     columns = columns / lengths.clamp_(min=ZERO_LENGTH)
-    columns.add_(directions(rows, rank, columns.device), alpha=NUDGE_LENGTH * math.sqrt(3 / rows))
+    columns.add_(nudge_directions(rows, rank, columns.device), alpha=NUDGE_LENGTH * math.sqrt(3 / rows))
     for _ in range(2):
         # cholesky_ex does not check for success, so that the host need not wait
         lower_triangle = torch.linalg.cholesky_ex(columns.mT @ columns).L
@@ -66,13 +66,13 @@ def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
     return basis
 
 
-def directions(rows: int, rank: int, device: torch.device) -> torch.Tensor:
+def nudge_directions(rows: int, rank: int, device: torch.device) -> torch.Tensor:
     """Return a different vector for each column: fixed random numbers in [-1, 1), float64, ``[rows, rank]``.
 
     Each vector is the previous vector, shifted by one row.
     """
     length = rows + rank - 1
-    return _sampled(1 << (length - 1).bit_length(), device)[:length].unfold(0, rows, 1).mT
+    return _fixed_random_numbers(1 << (length - 1).bit_length(), device)[:length].unfold(0, rows, 1).mT
 
 
 def rescaled(factor: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ def rescaled(factor: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _sampled(length: int, device: torch.device) -> torch.Tensor:
+def _fixed_random_numbers(length: int, device: torch.device) -> torch.Tensor:
     """Return fixed random numbers in [-1, 1): float64, ``[length]``.
 
     The numbers are cached, so that they are copied to a device only once.

@@ -12,15 +12,15 @@ import functools
 import numpy as np
 import torch
 
-WIDTHS = (1, 2, 3, 4, 8)
+SUPPORTED_BITS = (1, 2, 3, 4, 8)
 """Supported numbers of bits per code."""
 
 
-def packed_bytes(codes: int, bits: int) -> int:
-    """Return the number of bytes that ``codes`` codes of ``bits`` bits take."""
+def packed_bytes(code_count: int, bits: int) -> int:
+    """Return the number of bytes that ``code_count`` codes of ``bits`` bits take."""
     if bits == 3:
-        return packed_bytes(codes, 2) + packed_bytes(codes, 1)
-    return -(-codes * bits // 8)
+        return packed_bytes(code_count, 2) + packed_bytes(code_count, 1)
+    return -(-code_count * bits // 8)
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
     Args:
         codes: integers from 0 to ``2 ** bits - 1``: uint8, shape ``[..., n]``.
-        bits: bits per code, one of ``WIDTHS``.
+        bits: bits per code, one of ``SUPPORTED_BITS``.
 
     Returns:
         The packed codes: uint8, shape ``[..., packed_bytes(n, bits)]``.
@@ -41,18 +41,18 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
         return packed_codes
     if bits == 3:
         return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
-    per_byte = 8 // bits
-    padding = -codes.shape[-1] % per_byte
+    codes_per_byte = 8 // bits
+    padding = -codes.shape[-1] % codes_per_byte
     if padding:
         codes = torch.nn.functional.pad(codes, (0, padding))
-    machine_words = codes.reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[per_byte])
+    machine_words = codes.reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[codes_per_byte])
     shift = 8 - bits
-    gap = per_byte // 2
+    gap = codes_per_byte // 2
     while gap:
         # join neighbours, then pairs of neighbours, until the lowest byte of a machine word has all codes of the word
         machine_words = machine_words | (machine_words >> (shift * gap))
         gap //= 2
-    return machine_words.to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // per_byte)
+    return machine_words.to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // codes_per_byte)
 
 
 def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
@@ -78,13 +78,13 @@ def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
         bits *= 2
 
 
-def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
+def unpack(packed: torch.Tensor, bits: int, code_count: int) -> torch.Tensor:
     """Unpack codes, as the inverse of ``pack``.
 
     Args:
         packed: packed codes: uint8, ``[..., packed_bytes(codes, bits)]``.
-        bits: bits per code, one of ``WIDTHS``.
-        codes: number of codes in each row.
+        bits: bits per code, one of ``SUPPORTED_BITS``.
+        code_count: number of codes in each row.
 
     Returns:
         uint8, shape ``[..., codes]``.
@@ -92,18 +92,18 @@ def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
     if bits == 8:
         return packed
     if bits == 3:
-        low_bytes = packed_bytes(codes, 2)
-        return unpack(packed[..., :low_bytes], 2, codes) | (unpack(packed[..., low_bytes:], 1, codes) << 2)
+        low_bytes = packed_bytes(code_count, 2)
+        return unpack(packed[..., :low_bytes], 2, code_count) | (unpack(packed[..., low_bytes:], 1, code_count) << 2)
     if packed.device.type != "cpu":
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
         codes_by_byte = (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1)
-        return codes_by_byte.flatten(-2)[..., :codes]
-    machine_words = np.take(_table(bits).numpy().view(f"u{8 // bits}").reshape(-1), packed.numpy(), mode="clip")
-    return torch.from_numpy(machine_words.view(np.uint8))[..., :codes]
+        return codes_by_byte.flatten(-2)[..., :code_count]
+    machine_words = np.take(_codes_by_byte(bits).numpy().view(f"u{8 // bits}").reshape(-1), packed.numpy(), mode="clip")
+    return torch.from_numpy(machine_words.view(np.uint8))[..., :code_count]
 
 
 @functools.cache
-def _table(bits: int) -> torch.Tensor:
+def _codes_by_byte(bits: int) -> torch.Tensor:
     """Return a table of the codes that each byte contains: uint8, ``[256, 8 // bits]``."""
-    bytes_ = torch.arange(256).unsqueeze(1)
-    return ((bytes_ >> torch.arange(0, 8, bits)) & ((1 << bits) - 1)).to(torch.uint8)
+    all_bytes = torch.arange(256).unsqueeze(1)
+    return ((all_bytes >> torch.arange(0, 8, bits)) & ((1 << bits) - 1)).to(torch.uint8)

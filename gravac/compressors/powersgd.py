@@ -135,13 +135,13 @@ class PowerSGD(Compressor):
         if len(shape) < 2 or 0 in shape:
             return None
         n, m = shape[0], torch.Size(shape[1:]).numel()
-        sent_per_column = (n + m) / 2 if self.alternating else (n + m) * self.iterations
+        elements_per_column = (n + m) / 2 if self.alternating else (n + m) * self.iterations
         # 1 + 1e-9: a CF that a rank achieved gives this rank again, although the division rounds
-        rank = min(n, m, self.rank or max(1, int(n * m / (cf * sent_per_column) * (1 + 1e-9))))
-        max_sent_per_column = max(n, m) if self.alternating else sent_per_column
-        if min(n, m) == 1 or rank * max_sent_per_column >= n * m:
+        rank = min(n, m, self.rank or max(1, int(n * m / (cf * elements_per_column) * (1 + 1e-9))))
+        max_elements_per_column = max(n, m) if self.alternating else elements_per_column
+        if min(n, m) == 1 or rank * max_elements_per_column >= n * m:
             return None
-        return LowRank(n, m, rank, n * m / (rank * sent_per_column))
+        return LowRank(n, m, rank, n * m / (rank * elements_per_column))
 
     def method_at(self, cf: float) -> str:
         """Return a name for messages and tables: ``"low rank 16"`` if ``rank`` is set, else ``"low rank at 50x"``."""
@@ -169,14 +169,18 @@ class PowerSGD(Compressor):
         If shapes are given, each matrix has the efficiency of its rank. The result has the mean of these efficiencies,
         weighted by the matrices' numbers of elements.
         """
-        plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
+        elements_and_plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         by_rank = self.beliefs.by_rank
-        matrix_efficiencies = [(elements, efficiency_at(by_rank, plan.rank)) for elements, plan in plans if plan]
-        elements = sum(elements for elements, _ in matrix_efficiencies)
-        cf_profile = replace(super().profile(cf), coding_bytes=6 + math.ceil(16 / cf))
-        if not elements:
+        matrix_efficiencies = [
+            (elements, efficiency_at(by_rank, plan.rank)) for elements, plan in elements_and_plans if plan
+        ]
+        total_elements = sum(elements for elements, _ in matrix_efficiencies)
+        cf_profile = replace(super().profile(cf), coding_bytes_per_element=6 + math.ceil(16 / cf))
+        if not total_elements:
             return cf_profile
-        return replace(cf_profile, efficiency=sum(n * efficiency for n, efficiency in matrix_efficiencies) / elements)
+        return replace(
+            cf_profile, efficiency=sum(n * efficiency for n, efficiency in matrix_efficiencies) / total_elements
+        )
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic in bytes: all-reduces of P and Q per iteration.
@@ -228,27 +232,29 @@ class PowerSGD(Compressor):
         return (yield from self._low_rank(x, plan, contexts))
 
     def _low_rank(self, x: torch.Tensor, plan: LowRank, contexts: Sequence[Context]) -> Rounds:
-        side, computed_side, start_factor_rows = self._sides(plan, contexts[0])
-        total = start_factors = stack([start_factor(x, side, start_factor_rows, plan.rank, ctx) for ctx in contexts])
-        matrix = matrix_for(x, plan, side)
+        start_key, computed_key, start_factor_rows = self._sides(plan, contexts[0])
+        factors = start_factors = stack(
+            [start_factor(x, start_key, start_factor_rows, plan.rank, ctx) for ctx in contexts]
+        )
+        matrix = matrix_for(x, plan, start_key)
         for product_number in range(self._products_per_step):
-            basis = orthonormal(total)
+            basis = orthonormal(factors)
             projected = multiply(matrix if product_number % 2 == 0 else matrix.mT, basis)
-            total = yield AllReduce(projected)
+            factors = yield AllReduce(projected)
         if self.alternating:
-            new_factors, previous_factors = unstack(by_importance(total)), unstack(basis)
-            are_usable = usable(total).view(-1).tolist()
+            new_factors, previous_factors = unstack(longest_columns_first(factors)), unstack(basis)
+            usable_flags = are_usable(factors).view(-1).tolist()
             for ctx, is_usable, new_factor, previous_factor in zip(
-                contexts, are_usable, new_factors, previous_factors, strict=True
+                contexts, usable_flags, new_factors, previous_factors, strict=True
             ):
-                ctx.state.pop(side, None)
-                ctx.state.update({computed_side: new_factor} if is_usable else {side: previous_factor})
+                ctx.state.pop(start_key, None)
+                ctx.state.update({computed_key: new_factor} if is_usable else {start_key: previous_factor})
         elif self.warm_start:
-            for ctx, factor in zip(contexts, unstack(next_factor(total, start_factors)), strict=True):
+            for ctx, factor in zip(contexts, unstack(next_factor(factors, start_factors)), strict=True):
                 ctx.state["q"] = factor
-        wide_basis, mean, sent = split_factors_for_tf32(basis, total / contexts[0].world, projected)
+        wide_basis, mean, sent = split_factors_for_tf32(basis, factors / contexts[0].world, projected)
         error = projection_error(x, projected)
-        if self.alternating and side == "q":  # P was all-reduced
+        if self.alternating and start_key == "q":  # P was all-reduced
             return Reduced(Product(mean, wide_basis), Product(sent, wide_basis), plan.cf, error=error)
         return Reduced(Product(wide_basis, mean), Product(wide_basis, sent), plan.cf, error=error)
 
@@ -264,13 +270,16 @@ class PowerSGD(Compressor):
         largest_plan = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
         if largest_plan is None:
             return [x.new_zeros(()) for _ in cfs]
-        side, _, rows = self._sides(largest_plan, ctx)
-        matrix, factor = matrix_for(x, largest_plan, side), start_factor(x, side, rows, largest_plan.rank, ctx)
+        start_key, _, rows = self._sides(largest_plan, ctx)
+        matrix = matrix_for(x, largest_plan, start_key)
+        factor = start_factor(x, start_key, rows, largest_plan.rank, ctx)
         for _ in range(self._products_per_step):
             matrix, factor = matrix.mT, multiply(matrix, orthonormal(factor))
         captured_energies = factor.double().square().sum(0).cumsum(0)
-        total = energy(x)
-        return [(total - captured_energies[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
+        x_energy = energy(x)
+        return [
+            (x_energy - captured_energies[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans
+        ]
 
     @property
     def host_waits(self) -> bool:
@@ -306,7 +315,7 @@ class PowerSGD(Compressor):
         return 64 * unit_roundoff(torch.float32)
 
 
-def start_factor(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
+def start_factor(x: torch.Tensor, start_key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
     """Return the factor from which a step starts, ``[rows, rank]`` in x's dtype, the same on all ranks.
 
     The result has the columns of the previous step's factor, the longest first, then random columns if more are needed.
@@ -314,12 +323,12 @@ def start_factor(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) 
 
     Args:
         x: flat matrix or matrices, for dtype and device.
-        key: key of the factor in ``ctx.state``: ``"p"`` or ``"q"``.
+        start_key: key of the factor in ``ctx.state``: ``"p"`` or ``"q"``.
         rows: rows of the factor.
         rank: columns of the factor.
         ctx: the tensor's context.
     """
-    previous_factor = ctx.state.get(key)
+    previous_factor = ctx.state.get(start_key)
     if previous_factor is None or previous_factor.shape[0] != rows:
         previous_factor = x.new_empty(rows, 0)
     previous_factor = previous_factor[:, :rank].to(x)
@@ -341,16 +350,17 @@ def unstack(factors: torch.Tensor) -> Sequence[torch.Tensor]:
     return factors.unbind() if factors.dim() > 2 else (factors,)
 
 
-def matrix_for(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
+def matrix_for(x: torch.Tensor, plan: LowRank, start_key: str) -> torch.Tensor:
     """Return flat x as the matrix that a step multiplies by the factor that it starts from.
 
     Args:
         x: one flat matrix, ``[elements]``, or several of equal shape, ``[count, elements]``.
         plan: dimensions of the matrix.
-        side: start factor: ``"q"`` gives the matrix, ``[..., n, m]``; ``"p"`` gives its transpose, ``[..., m, n]``.
+        start_key: key of the start factor: ``"q"`` gives the matrix, ``[..., n, m]``; ``"p"`` gives its transpose,
+            ``[..., m, n]``.
     """
     matrix = x.view(*x.shape[:-1], plan.n, plan.m)
-    return matrix.mT if side == "p" else matrix
+    return matrix.mT if start_key == "p" else matrix
 
 
 def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -358,31 +368,35 @@ def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return (factor.mT.contiguous() @ matrix.mT).mT
 
 
-def by_importance(factor: torch.Tensor) -> torch.Tensor:
+def longest_columns_first(factor: torch.Tensor) -> torch.Tensor:
     """Return a factor ``[..., rows, rank]`` with its longest columns first; these are kept if the rank falls."""
-    lengths = rescaled(factor).square().sum(-2, keepdim=True)
-    return factor.gather(-1, lengths.argsort(descending=True, stable=True).expand_as(factor))
+    squared_lengths = rescaled(factor).square().sum(-2, keepdim=True)
+    return factor.gather(-1, squared_lengths.argsort(descending=True, stable=True).expand_as(factor))
 
 
-def usable(total: torch.Tensor) -> torch.Tensor:
+def are_usable(summed_factors: torch.Tensor) -> torch.Tensor:
     """Return whether the next step can start from each summed factor ``[..., rows, rank]``: bool, ``[...]``.
 
     A factor is usable if it is finite and not all zeros.
     """
-    flat_factors = total.flatten(-2)
+    flat_factors = summed_factors.flatten(-2)
     return flat_factors.isfinite().all(-1) & flat_factors.any(-1)
 
 
-def next_factor(total: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+def next_factor(summed_factors: torch.Tensor, previous_factor: torch.Tensor) -> torch.Tensor:
     """Return the factor from which the next step starts, ``[..., rows, rank]``.
 
     Args:
-        total: this step's factor, summed over the ranks. If it is usable (see ``usable``), it is returned, its longest
-            columns first.
-        previous: the factor from which this step started; returned otherwise.
+        summed_factors: this step's factor, summed over the ranks. If it is usable (see ``are_usable``), it is returned,
+            its longest columns first.
+        previous_factor: the factor from which this step started; returned otherwise.
     """
-    is_usable = usable(total)
-    return torch.where(is_usable[:, None, None] if is_usable.dim() else is_usable, by_importance(total), previous)
+    is_usable = are_usable(summed_factors)
+    return torch.where(
+        is_usable[:, None, None] if is_usable.dim() else is_usable,
+        longest_columns_first(summed_factors),
+        previous_factor,
+    )
 
 
 def split_factors_for_tf32(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:

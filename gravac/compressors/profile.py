@@ -32,8 +32,8 @@ The unit of a cost is the time that a copy of the tensor takes.
 MEASURED_WORLD = 2
 """Number of ranks at which coding costs are measured."""
 
-CODING_BYTES = 32
-"""Default of ``Profile.coding_bytes``, in bytes per element: no compressor needs more memory for coding."""
+CODING_BYTES_PER_ELEMENT = 32
+"""Default of ``Profile.coding_bytes_per_element``, in bytes per element: no compressor needs more memory for coding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Profile:
         pad_multiple: if several tensors are joined and coded as one, each is padded with zeros to a multiple of this
             number of elements; 0: tensors are never joined. Without error feedback, the result for each tensor is
             the same as if it were coded by itself.
-        coding_bytes: maximum memory for coding, in bytes per float32 element, besides gradients and residuals (``make
-            measure-memory``). The lower it is, the larger the batches that a GPU codes at once.
+        coding_bytes_per_element: maximum memory for coding, in bytes per float32 element, besides gradients and
+            residuals (``make measure-memory``). The lower it is, the larger the batches that a GPU codes at once.
     """
 
     family: str
@@ -97,7 +97,7 @@ class Profile:
     one_round: bool = False
     error_feedback: float = 0.0
     pad_multiple: int = 0
-    coding_bytes: int = CODING_BYTES
+    coding_bytes_per_element: int = CODING_BYTES_PER_ELEMENT
 
 
 def coding_at(points: CostPoints, cf: float) -> Coding | None:
@@ -115,7 +115,7 @@ def coding_at(points: CostPoints, cf: float) -> Coding | None:
     """
     if not points:
         return None
-    logs = [math.log(point_cf) for point_cf, _, _ in points]
-    encode = float(np.interp(math.log(cf), logs, [point_encode for _, point_encode, _ in points]))
-    decode = float(np.interp(math.log(cf), logs, [point_decode for _, _, point_decode in points]))
+    log_cfs = [math.log(point_cf) for point_cf, _, _ in points]
+    encode = float(np.interp(math.log(cf), log_cfs, [point_encode for _, point_encode, _ in points]))
+    decode = float(np.interp(math.log(cf), log_cfs, [point_decode for _, _, point_decode in points]))
     return Coding(encode, decode, min(1.5, points[-1][2], decode))

@@ -24,12 +24,12 @@ from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.codebook import SCALE_DTYPE
 from gravac.compressors.draws import Draws
-from gravac.compressors.levels import Kind
+from gravac.compressors.levels import LevelKind
 from gravac.compressors.messages import Messages, encode, encode_decoded, encode_folded, folds, pad_to_blocks
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints, Profile
 
-WIDTHS = (8, 4, 3, 2, 1)
+SUPPORTED_BITS = (8, 4, 3, 2, 1)
 """Supported bits per coordinate."""
 
 SAMPLED_COORDINATES = 1 << 16
@@ -68,7 +68,7 @@ class Quantize(Compressor):
 
     bits: Literal[8, 4, 3, 2, 1] | None = None
     block: Annotated[int, Field(ge=8, multiple_of=8)] = 128
-    levels: Kind = "fitted"
+    levels: LevelKind = "fitted"
     rotate: bool = False
     back_bits: Literal[8, 4, 3, 2, 1] | None = None
     exchange: Literal["auto", "shards", "gather"] = "auto"
@@ -85,7 +85,7 @@ class Quantize(Compressor):
     @property
     def lowest_cf(self) -> float:
         """Lowest compression factor that the settings allow: 32 / (most bits per coordinate)."""
-        return 32 / (self.bits or max(WIDTHS))
+        return 32 / (self.bits or max(SUPPORTED_BITS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs and efficiency at a CF for ``world`` ranks.
@@ -97,13 +97,16 @@ class Quantize(Compressor):
         if self.rotate:
             return replace(profile, one_round=gathers)
         return replace(
-            profile, one_round=gathers, pad_multiple=self.block if gathers else self.block * world, coding_bytes=21
+            profile,
+            one_round=gathers,
+            pad_multiple=self.block if gathers else self.block * world,
+            coding_bytes_per_element=21,
         )
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Return the compression factors 32 / bits that are in the range."""
-        widths = WIDTHS if self.bits is None else (self.bits,)
-        return tuple(32 / bits for bits in widths if cf_range[0] <= 32 / bits <= cf_range[1])
+        bit_widths = SUPPORTED_BITS if self.bits is None else (self.bits,)
+        return tuple(32 / bits for bits in bit_widths if cf_range[0] <= 32 / bits <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic, in bytes: an all-to-all and an all-gather of codes.
@@ -112,15 +115,15 @@ class Quantize(Compressor):
         """
         elements = torch.Size(shape).numel()
         if self.rotate:
-            elements = rotation.length(elements)
+            elements = rotation.padded_length(elements)
         bits = self.bits_at(cf)
-        shard_blocks = self._shard_blocks(elements, world)
+        shard_blocks = self._blocks_per_shard(elements, world)
         if self.gathers(world):
-            return (Traffic(AllGather, shard_blocks * self._block_bytes(bits)),)
+            return (Traffic(AllGather, shard_blocks * self._bytes_per_block(bits)),)
         back_bits = self.back_bits or bits
         return (
-            Traffic(AllToAll, world * shard_blocks * self._block_bytes(bits)),
-            Traffic(AllGather, shard_blocks * self._block_bytes(back_bits)),
+            Traffic(AllToAll, world * shard_blocks * self._bytes_per_block(bits)),
+            Traffic(AllGather, shard_blocks * self._bytes_per_block(back_bits)),
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -138,17 +141,17 @@ class Quantize(Compressor):
         shards = 1 if self.gathers(ctx.world) else ctx.world
         if ctx.fold is None:
             message, error = encode(self._rotate_if_set(x, ctx), bits, self.levels, self.block, shards)
-            sent = self._messages(message.unsqueeze(1), bits)
+            sent = self._wrap_messages(message.unsqueeze(1), bits)
         else:
             message, error = encode_folded(x, ctx.fold, bits, self.levels, self.block, shards)
-            sent = self._messages(message[:0].unsqueeze(1), bits)
-        aside: torch.Tensor | None = None
+            sent = self._wrap_messages(message[:0].unsqueeze(1), bits)
+        unsent_aside: torch.Tensor | None = None
         if self.gathers(ctx.world):
             (messages,) = yield AllGather(message[0])
-            average = self._messages(messages.unsqueeze(0), bits)
+            coded_average = self._wrap_messages(messages.unsqueeze(0), bits)
         else:
             shard_messages = yield AllToAll(message)
-            exact_mean = self._messages(shard_messages.unsqueeze(0), bits).decoded()
+            exact_mean = self._wrap_messages(shard_messages.unsqueeze(0), bits).decoded()
             stored_error = ctx.state.get("second") if ctx.error_feedback > 0 else None
             corrected_mean = (
                 exact_mean
@@ -158,7 +161,7 @@ class Quantize(Compressor):
             back_bits = self.back_bits or bits
             mean_message, coded_mean = encode_decoded(corrected_mean, back_bits, self.levels, self.block)
             (messages,) = yield AllGather(mean_message[0])
-            average = self._messages(messages.unsqueeze(1), back_bits)
+            coded_average = self._wrap_messages(messages.unsqueeze(1), back_bits)
             mean_error = (coded_mean - exact_mean).mul_(ctx.world)
             error = error + energy(mean_error) / ctx.world
             if ctx.error_feedback:
@@ -167,23 +170,23 @@ class Quantize(Compressor):
                     new_error.nan_to_num_(0.0, 0.0, 0.0)  # x may contain NaN or inf; no earlier error can be restored
                 kept_error = new_error if ctx.error_feedback == 1 else new_error.mul_(ctx.error_feedback)
                 ctx.state["second"] = kept_error.view(-1, self.block)
-                aside = self._from_local_shard(mean_error, -1.0, x.numel(), ctx)
+                unsent_aside = self._from_local_shard(mean_error, -1.0, x.numel(), ctx)
             sent = replace(sent, extra_numbers=(ctx.rank * mean_error.numel(), mean_error))
         return Reduced(
-            self._in_coordinates_of_x(average, x, ctx),
+            self._in_coordinates_of_x(coded_average, x, ctx),
             self._in_coordinates_of_x(sent, x, ctx),
             32 / bits,
-            aside=aside,
+            aside=unsent_aside,
             error=error,
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return this rank's squared error of coding flat x at each CF, 0-d, estimated from a sample of x's blocks."""
         rotated_x = self._rotate_if_set(x, ctx)
-        rows = pad_to_blocks(rotated_x, self._shard_blocks(rotated_x.numel(), 1), self.block)
-        sample = rows[:: max(1, rows.numel() // SAMPLED_COORDINATES)].contiguous()
-        x_energy, sample_energy = energy(x), energy(sample.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
-        sample_errors = [encode(sample.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
+        x_blocks = pad_to_blocks(rotated_x, self._blocks_per_shard(rotated_x.numel(), 1), self.block)
+        sampled_blocks = x_blocks[:: max(1, x_blocks.numel() // SAMPLED_COORDINATES)].contiguous()
+        x_energy, sample_energy = energy(x), energy(sampled_blocks.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
+        sample_errors = [encode(sampled_blocks.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
         return [x_energy * (error / sample_energy) for error in sample_errors]
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
@@ -215,18 +218,18 @@ class Quantize(Compressor):
 
     def bits_at(self, cf: float) -> int:
         """Return the number of bits per coordinate at a CF."""
-        return self.bits if self.bits is not None else min(WIDTHS, key=lambda bits: abs(32 / bits - cf))
+        return self.bits if self.bits is not None else min(SUPPORTED_BITS, key=lambda bits: abs(32 / bits - cf))
 
-    def _shard_blocks(self, elements: int, world: int) -> int:
+    def _blocks_per_shard(self, elements: int, world: int) -> int:
         """Return the number of blocks in a rank's shard; all blocks if every rank gets all codes (``gathers``)."""
-        blocks = -(-elements // self.block)
-        return blocks if self.gathers(world) else -(-blocks // world)
+        block_count = -(-elements // self.block)
+        return block_count if self.gathers(world) else -(-block_count // world)
 
-    def _block_bytes(self, bits: int) -> int:
+    def _bytes_per_block(self, bits: int) -> int:
         """Return the bytes of a block on the wire: its codes of ``bits`` bits each, and its scale."""
         return packed_bytes(self.block, bits) + SCALE_DTYPE.itemsize
 
-    def _messages(self, messages: torch.Tensor, bits: int) -> Messages:
+    def _wrap_messages(self, messages: torch.Tensor, bits: int) -> Messages:
         return Messages(messages, bits, self.levels, self.block)
 
     def _rotate_if_set(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
@@ -240,7 +243,7 @@ class Quantize(Compressor):
         """
         if not self.rotate:
             return coded
-        rotated_numbers = coded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
+        rotated_numbers = coded.add_to(x.new_zeros(rotation.padded_length(x.numel()), dtype=torch.float32))
         return self._rotate_back(rotated_numbers, x.numel(), ctx).to(x.dtype)
 
     def _from_local_shard(self, numbers: torch.Tensor, factor: float, elements: int, ctx: Context) -> torch.Tensor:
@@ -254,15 +257,15 @@ class Quantize(Compressor):
             elements: length of x.
             ctx: the tensor's context.
         """
-        shards = numbers.new_zeros(ctx.world, numbers.numel())
-        torch.mul(numbers.view(-1), factor, out=shards[ctx.rank])
-        return self._rotate_back(shards.view(-1), elements, ctx)
+        numbers_by_shard = numbers.new_zeros(ctx.world, numbers.numel())
+        torch.mul(numbers.view(-1), factor, out=numbers_by_shard[ctx.rank])
+        return self._rotate_back(numbers_by_shard.view(-1), elements, ctx)
 
     def _rotate_back(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
         """Return flat numbers, rotated back if ``rotate`` is set, without the padding at their end: ``[elements]``."""
         if not self.rotate:
             return numbers[:elements]
-        return rotation.rotate_back(numbers[: rotation.length(elements)], elements, _rotation_draws(ctx))
+        return rotation.rotate_back(numbers[: rotation.padded_length(elements)], elements, _rotation_draws(ctx))
 
 
 def _rotation_draws(ctx: Context) -> Draws:

@@ -56,11 +56,11 @@ class RandomK(Compressor):
         """Average flat x at k randomly drawn coordinates, by one all-reduce of their values."""
         k = k_for(x.numel(), cf)
         selection = self._draw(x.numel(), k, ctx.draws(), x.device)
-        wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
-        values = gather(x, selection, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire)
-        total = yield AllReduce(values)
+        wire_dtype, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
+        values = gather(x, selection, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire_dtype)
+        mean_values = yield AllReduce(values)
         return Reduced(
-            mean=scatter(total.to(x.dtype), selection, block, x.numel()),
+            mean=scatter(mean_values.to(x.dtype), selection, block, x.numel()),
             sent=scatter(values.to(x.dtype).mul_(ctx.world), selection, block, x.numel()),
             cf=x.numel() / max(1, k),
         )
@@ -71,9 +71,9 @@ class RandomK(Compressor):
         If k is no multiple of the block's size, only a part of one block is returned.
         """
         block = self._block(elements)
-        rows = draws.sample(-(-elements // block), -(-k // block), device)
-        partial = torch.full((1,), draws.number(max(1, len(rows)), 0), device=device)
-        return select_k(rows, partial, k, block, elements, draws.number(block, 1))
+        block_indices = draws.sample(-(-elements // block), -(-k // block), device)
+        partial_position = torch.full((1,), draws.integer_below(max(1, len(block_indices)), 0), device=device)
+        return select_k(block_indices, partial_position, k, block, elements, draws.integer_below(block, 1))
 
     def _block(self, elements: int) -> int:
         """Return how many consecutive coordinates are drawn together: ``block``, or all elements if there are fewer."""

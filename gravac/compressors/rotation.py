@@ -21,7 +21,7 @@ from gravac.compressors.dtypes import rounds_products
 DEFAULT_BLOCK = 1024
 """Default number of elements of a block; a power of two."""
 
-PIECE_NUMBERS = 1 << 18
+PIECE_ELEMENTS = 1 << 18
 """Number of elements of a piece, which a CPU rotates at a time: two pieces fit in its cache.
 
 On all devices, the random signs repeat after this many elements.
@@ -41,7 +41,7 @@ less time than two separate stages.
 """
 
 
-def length(elements: int, block: int = DEFAULT_BLOCK) -> int:
+def padded_length(elements: int, block: int = DEFAULT_BLOCK) -> int:
     """Return the number of elements of a rotated tensor: ``elements`` rounded up to whole blocks."""
     return -(-elements // block) * block
 
@@ -50,7 +50,7 @@ class Rotation:
     """A rotation of a flat tensor, applied piece by piece, so that a rotated piece is used while it is in a cache.
 
     Args:
-        numbers: number of elements of the rotated tensor, a multiple of ``block``.
+        elements: number of elements of the rotated tensor, a multiple of ``block``.
         draws: random numbers for the signs; rotating back needs a ``Draws`` of the same key.
         block: number of elements of a block; a power of two, 16 or more.
         like: tensor of the floating dtype and on the device in which the rotation is computed.
@@ -59,16 +59,18 @@ class Rotation:
         slices: slice of the flat tensor that each piece covers, in order.
     """
 
-    def __init__(self, numbers: int, draws: Draws, block: int, like: torch.Tensor) -> None:
-        sign_period = min(max(PIECE_NUMBERS, block), numbers)
+    def __init__(self, elements: int, draws: Draws, block: int, like: torch.Tensor) -> None:
+        sign_period = min(max(PIECE_ELEMENTS, block), elements)
         signs = draws.signs(sign_period, like.device).to(like.dtype)
-        piece = sign_period
-        if like.device.type != "cpu" and numbers:
-            piece, signs = numbers, signs.repeat(-(-numbers // sign_period))
-        self.slices = [slice(start, min(start + piece, numbers)) for start in range(0, numbers, max(1, piece))]
+        piece_length = sign_period
+        if like.device.type != "cpu" and elements:
+            piece_length, signs = elements, signs.repeat(-(-elements // sign_period))
+        self.slices = [
+            slice(start, min(start + piece_length, elements)) for start in range(0, elements, max(1, piece_length))
+        ]
         self._block = block
         self._signs = signs
-        self._scratch = like.new_empty(piece)
+        self._scratch = like.new_empty(piece_length)
 
     def scratch(self) -> torch.Tensor:
         """Return a new flat tensor, not initialized, as long as the largest piece."""
@@ -96,7 +98,7 @@ class Rotation:
 
 def rotate(x: torch.Tensor, draws: Draws, block: int = DEFAULT_BLOCK) -> torch.Tensor:
     """Return flat x rotated (see ``Rotation``): a new tensor, ``[length(x.numel(), block)]``, of x's dtype and norm."""
-    out = x.new_empty(length(x.numel(), block))
+    out = x.new_empty(padded_length(x.numel(), block))
     rotation = Rotation(out.numel(), draws, block, x)
     for piece_slice in rotation.slices:
         rotation.rotate(x[piece_slice], out[piece_slice])
@@ -127,22 +129,22 @@ def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
     Both tensors are overwritten, since stages write into them by turns.
     """
     on_cpu = out.device.type == "cpu"
-    sums_only = rounds_products(out)
+    uses_sums_only = rounds_products(out)
     read_buffer, write_buffer = source, out
-    if sums_only:
+    if uses_sums_only:
         stage_length = 1
         torch.mul(read_buffer, block**-0.5, out=write_buffer)
     else:
         stage_length = min(block, FIRST_TRANSFORM_LENGTH if on_cpu else PRODUCT_LENGTH)
-        matrix = _matrix(stage_length, block**-0.5, out.dtype, out.device)
+        matrix = _hadamard_matrix(stage_length, block**-0.5, out.dtype, out.device)
         torch.mm(read_buffer.view(-1, stage_length), matrix, out=write_buffer.view(-1, stage_length))
     while stage_length < block:
         read_buffer, write_buffer = write_buffer, read_buffer
         cpu_radix = 8 if stage_length >= WIDE_DISTANCE and 8 * stage_length <= block else 2
-        radix = 2 if sums_only else cpu_radix if on_cpu else min(PRODUCT_LENGTH, block // stage_length)
+        radix = 2 if uses_sums_only else cpu_radix if on_cpu else min(PRODUCT_LENGTH, block // stage_length)
         if radix > 2:
             rows = read_buffer.view(-1, radix, stage_length)
-            matrix = _matrix(radix, 1.0, out.dtype, out.device).expand(len(rows), radix, radix)
+            matrix = _hadamard_matrix(radix, 1.0, out.dtype, out.device).expand(len(rows), radix, radix)
             torch.bmm(matrix, rows, out=write_buffer.view(-1, radix, stage_length))
         else:
             pairs, butterflies = read_buffer.view(-1, 2, stage_length), write_buffer.view(-1, 2, stage_length)
@@ -154,7 +156,7 @@ def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
 
 
 @functools.cache
-def _matrix(size: int, scale: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _hadamard_matrix(size: int, scale: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return the Hadamard matrix with entries ``scale`` and ``-scale``, ``[size, size]``.
 
     The matrix is cached, so that it is copied to a device only once.

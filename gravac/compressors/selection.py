@@ -22,7 +22,7 @@ SAMPLE_SIZE = 1 << 14
 BLOCK_ELEMENTS = 1 << 18
 """Number of elements that are compared with the lower bound at a time: few enough to fit in a CPU cache."""
 
-Array = npt.NDArray[np.floating]
+FloatArray = npt.NDArray[np.floating]
 """A numpy array of floating-point numbers."""
 
 
@@ -61,8 +61,10 @@ def energies_of_largest(x: torch.Tensor, descending_ks: Sequence[int]) -> Sequen
         A sum for each k: a float if x is on a CPU, otherwise a 0-d tensor, so that the host does not wait.
     """
     if x.device.type != "cpu":
-        sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0))
-        return [sums[min(k, x.numel())] for k in descending_ks]
+        cumulative_energies = torch.nn.functional.pad(
+            x.double().square_().sort(descending=True).values.cumsum(0), (1, 0)
+        )
+        return [cumulative_energies[min(k, x.numel())] for k in descending_ks]
     magnitudes = np.abs(_numpy(x))
     sums_of_squares = []
     for k in descending_ks:
@@ -90,53 +92,55 @@ def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
 
     If at least k magnitudes reach ``threshold``, only these are searched; otherwise all are searched.
     """
-    candidates = indices_reaching(x, threshold)
-    if candidates.numel() < k:
+    reaching_indices = indices_reaching(x, threshold)
+    if reaching_indices.numel() < k:
         return largest(x, k)
-    return candidates[largest(x[candidates], k)]
+    return reaching_indices[largest(x[reaching_indices], k)]
 
 
-def _numpy(x: torch.Tensor) -> Array:
+def _numpy(x: torch.Tensor) -> FloatArray:
     """Return a tensor as a numpy array on the same memory; a 16-bit tensor is converted to float32."""
     x = x.detach()
     return (x if x.dtype == torch.float64 else x.float()).numpy()
 
 
-def _largest(x: Array, k: int) -> npt.NDArray[np.int64]:
+def _largest(x: FloatArray, k: int) -> npt.NDArray[np.int64]:
     """Return the indices of the k largest |x| of a flat array, ascending; of equal magnitudes the lowest indices."""
-    candidate_indices, candidate_magnitudes = _indices_reaching(x, _bound(x, k))
-    if candidate_indices.size < k:
-        candidate_indices, candidate_magnitudes = np.arange(x.size), np.abs(x)
-    if candidate_indices.size == k:
-        return candidate_indices
-    threshold = np.partition(candidate_magnitudes, candidate_magnitudes.size - k)[candidate_magnitudes.size - k]
-    is_selected = candidate_magnitudes > threshold
-    tied_positions = np.flatnonzero(candidate_magnitudes == threshold)[: k - int(np.count_nonzero(is_selected))]
+    searched_indices, searched_magnitudes = _indices_reaching(x, _bound(x, k))
+    if searched_indices.size < k:
+        searched_indices, searched_magnitudes = np.arange(x.size), np.abs(x)
+    if searched_indices.size == k:
+        return searched_indices
+    threshold = np.partition(searched_magnitudes, searched_magnitudes.size - k)[searched_magnitudes.size - k]
+    is_selected = searched_magnitudes > threshold
+    tied_positions = np.flatnonzero(searched_magnitudes == threshold)[: k - int(np.count_nonzero(is_selected))]
     is_selected[tied_positions] = True
-    selected: npt.NDArray[np.int64] = candidate_indices[is_selected]
+    selected: npt.NDArray[np.int64] = searched_indices[is_selected]
     return selected
 
 
-def _bound(x: Array, k: int) -> float:
+def _bound(x: FloatArray, k: int) -> float:
     """Return a magnitude that at least k coordinates of x very likely reach, estimated from a sample.
 
     Return 0 if k is nearly the number of elements.
     """
     sample = np.abs(x[:: max(1, x.size // SAMPLE_SIZE)])
-    expected = sample.size * k / x.size
-    sample_k = math.ceil(expected + 4 * math.sqrt(expected)) + 1
+    expected_count = sample.size * k / x.size
+    sample_k = math.ceil(expected_count + 4 * math.sqrt(expected_count)) + 1
     if sample_k >= sample.size:
         return 0.0
     return float(np.partition(sample, sample.size - sample_k)[sample.size - sample_k])
 
 
-def _indices_reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:
+def _indices_reaching(x: FloatArray, bound: float) -> tuple[npt.NDArray[np.int64], FloatArray]:
     """Return the indices at which |x| >= bound, ascending, and |x| at these indices, without copying all of x."""
-    magnitudes = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
+    block_buffer = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
     indices, reaching_magnitudes = [], []
-    for start in range(0, x.size, BLOCK_ELEMENTS):
-        block = np.abs(x[start : start + BLOCK_ELEMENTS], out=magnitudes[: x.size - start])
-        positions = np.flatnonzero(block >= bound)
-        indices.append(positions + start)
-        reaching_magnitudes.append(block[positions])
+    for first_index in range(0, x.size, BLOCK_ELEMENTS):
+        block_magnitudes = np.abs(
+            x[first_index : first_index + BLOCK_ELEMENTS], out=block_buffer[: x.size - first_index]
+        )
+        positions = np.flatnonzero(block_magnitudes >= bound)
+        indices.append(positions + first_index)
+        reaching_magnitudes.append(block_magnitudes[positions])
     return np.concatenate(indices), np.concatenate(reaching_magnitudes)

@@ -76,5 +76,5 @@ def blocks(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """
     if like.dim() == 1:
         return flat
-    size = like.shape[1]
-    return flat[: flat.numel() // size * size].view(-1, size)
+    row_length = like.shape[1]
+    return flat[: flat.numel() // row_length * row_length].view(-1, row_length)

@@ -22,7 +22,7 @@ MAX_SENT_ENERGY = 2.0**126
 Each of N ranks sends its sum divided by N, so that the total does not overflow.
 """
 
-PIECE_NUMBERS = 1 << 15
+PIECE_ELEMENTS = 1 << 15
 """Number of elements that are converted to float64 at a time: few enough to fit in a CPU cache."""
 
 
@@ -84,13 +84,13 @@ def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
         return norms
     is_unsafe = (norms < MIN_EXACT_ENERGY**0.5) | (norms == torch.inf)
     if not rows.is_cpu:
-        return torch.where(is_unsafe, _norms_scaled(rows), norms)
+        return torch.where(is_unsafe, _norms_by_scaling(rows), norms)
     if is_unsafe.any():
-        norms[is_unsafe] = _norms_scaled(rows[is_unsafe])
+        norms[is_unsafe] = _norms_by_scaling(rows[is_unsafe])
     return norms
 
 
-def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
+def _norms_by_scaling(rows: torch.Tensor) -> torch.Tensor:
     """Return the norm of each row, ``[count]``; rows are first scaled by powers of two, so that no square overflows."""
     exponents = rows.abs().amax(1).frexp().exponent.clamp(-126, 126)
     scaled_rows = rows * power_of_two(-exponents, rows.dtype).unsqueeze(1)
@@ -105,10 +105,14 @@ def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         exponent: integers, of any shape.
         dtype: dtype of the result: float32 or float64.
     """
-    bits, mantissa, integer_dtype = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
-    biased = exponent.to(integer_dtype) + ((1 << (bits - mantissa - 2)) - 1)
+    bits, mantissa_bits, integer_dtype = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
+    biased_exponent = exponent.to(integer_dtype) + ((1 << (bits - mantissa_bits - 2)) - 1)
     # a subnormal power of two is a single bit of the mantissa, with an exponent field of 0
-    return torch.where(biased > 0, biased << mantissa, 1 << (biased + mantissa - 1).clamp_(0, mantissa)).view(dtype)
+    return torch.where(
+        biased_exponent > 0,
+        biased_exponent << mantissa_bits,
+        1 << (biased_exponent + mantissa_bits - 1).clamp_(0, mantissa_bits),
+    ).view(dtype)
 
 
 def _sum_in_dtype(x: torch.Tensor) -> torch.Tensor:
@@ -129,10 +133,10 @@ def _sum_in_float64(x: torch.Tensor) -> torch.Tensor:
         if not 0 < float(peak) < math.inf:
             return peak
         scaled = x / peak
-        limits = torch.finfo(torch.float64)
-        return torch.dot(scaled, scaled).mul_(peak).mul_(peak).clamp_(limits.tiny, limits.max)
-    total = x.new_zeros((), dtype=torch.float64)
-    for start in range(0, x.numel(), PIECE_NUMBERS):
-        numbers = x[start : start + PIECE_NUMBERS].double()
-        total += torch.dot(numbers, numbers)
-    return total
+        float64_limits = torch.finfo(torch.float64)
+        return torch.dot(scaled, scaled).mul_(peak).mul_(peak).clamp_(float64_limits.tiny, float64_limits.max)
+    sum_of_squares = x.new_zeros((), dtype=torch.float64)
+    for first_index in range(0, x.numel(), PIECE_ELEMENTS):
+        numbers = x[first_index : first_index + PIECE_ELEMENTS].double()
+        sum_of_squares += torch.dot(numbers, numbers)
+    return sum_of_squares

@@ -89,5 +89,5 @@ class ThresholdK(TopK):
         """Return the squared error of flat x at each CF, 0-d, if this rank sends the coordinates that it selects."""
         if self.keeps_k:
             return super().errors(x, cfs, ctx)
-        total = energy(x)
-        return [(total - energy(self.select(x, k_for(x.numel(), cf)).values)).clamp_(min=0) for cf in cfs]
+        x_energy = energy(x)
+        return [(x_energy - energy(self.select(x, k_for(x.numel(), cf)).values)).clamp_(min=0) for cf in cfs]

@@ -44,7 +44,8 @@ class TopK(Compressor):
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs at a CF; coding needs memory for the magnitudes, and all ranks' values and indices."""
         return replace(
-            super().profile(cf, world=world, shapes=shapes), coding_bytes=9 + math.ceil((16 + 24 * world) / cf)
+            super().profile(cf, world=world, shapes=shapes),
+            coding_bytes_per_element=9 + math.ceil((16 + 24 * world) / cf),
         )
 
     @property
@@ -86,10 +87,10 @@ class TopK(Compressor):
                 torch.cat([indices, free_indices]),
             )
         gathered_values, packed_indices = yield AllGather(values, pack_indices(indices, x.numel()))
-        terms = gathered_values.to(x.dtype) / ctx.world
+        mean_terms = gathered_values.to(x.dtype) / ctx.world
         positions = unpack_indices(packed_indices, x.numel())
         return Reduced(
-            mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
+            mean=Sparse(tuple(zip(positions.unbind(), mean_terms.unbind(), strict=True))),
             sent=Sparse(((selection.indices, selected_values.to(x.dtype)),)),
             cf=x.numel() / max(1, selected_values.numel()),
         )
@@ -107,19 +108,19 @@ class TopK(Compressor):
         gathered_values, packed_indices = yield AllGather(values, pack_indices(indices, elements))
         row_starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
         positions = (unpack_indices(packed_indices, elements) + row_starts).flatten(1)
-        terms = (gathered_values.to(x.dtype) / ctx.world).flatten(1)
+        mean_terms = (gathered_values.to(x.dtype) / ctx.world).flatten(1)
         return Reduced(
-            mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
+            mean=Sparse(tuple(zip(positions.unbind(), mean_terms.unbind(), strict=True))),
             sent=Sparse((((indices + row_starts).view(-1), values.to(x.dtype).view(-1)),)),
             cf=elements / max(1, indices.shape[1]),
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error of flat x at each CF, 0-d; x is searched only once, at the lowest CF."""
-        total = energy(x)
-        lowest_selection = multilevel.select_at(self.select, x, cfs[0], ctx)
-        sent_energies = energies_of_largest(lowest_selection.values, [k_for(x.numel(), cf) for cf in cfs])
-        return [(total - sent_energy).clamp_(min=0) for sent_energy in sent_energies]
+        x_energy = energy(x)
+        widest_selection = multilevel.select_at(self.select, x, cfs[0], ctx)
+        sent_energies = energies_of_largest(widest_selection.values, [k_for(x.numel(), cf) for cf in cfs])
+        return [(x_energy - sent_energy).clamp_(min=0) for sent_energy in sent_energies]
 
 
 def index_dtype(elements: int) -> torch.dtype:

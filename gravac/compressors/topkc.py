@@ -25,12 +25,12 @@ from gravac.compressors.chunks import (
     fold_chunks,
     folds,
     gather,
-    positions,
+    positions_in_chunks,
     scatter,
     select_k,
     sending_order,
 )
-from gravac.compressors.dtypes import dtype_of, magnitudes_in, narrow, unit_roundoff
+from gravac.compressors.dtypes import convert_clamped, dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import CostPoints, Profile
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
@@ -66,7 +66,7 @@ class TopKC(Compressor):
 
         If values are quantized, the efficiency is multiplied by the quantizer's efficiency.
         """
-        profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
+        profile = replace(super().profile(cf), coding_bytes_per_element=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
             return profile
         return replace(profile, efficiency=profile.efficiency * self.values.profile(self.values.lowest_cf).efficiency)
@@ -100,10 +100,10 @@ class TopKC(Compressor):
         """
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
-        energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * ENERGY_DTYPE.itemsize)
+        energy_traffic = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * ENERGY_DTYPE.itemsize)
         if isinstance(self.values, Quantize):
-            return (energies, *self.values.traffic((k,), self.values.lowest_cf, dtype, world))
-        return (energies, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
+            return (energy_traffic, *self.values.traffic((k,), self.values.lowest_cf, dtype, world))
+        return (energy_traffic, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average the values of flat x in the chunks that have most energy over all ranks.
@@ -117,16 +117,18 @@ class TopKC(Compressor):
             return (yield from self._folding_rounds(x, cf, ctx, ctx.fold))
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
-        total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(ENERGY_DTYPE))
-        selection = select_chunks(total, k, chunk, x.numel())
+        mean_energies = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(ENERGY_DTYPE))
+        selection = select_chunks(mean_energies, k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         if isinstance(self.values, Quantize):
             quantized = yield from self.values.rounds(values, self.values.lowest_cf, ctx.excerpt(k))
             mean, sent = as_dense(quantized.mean, values), as_dense(quantized.sent, values)
         else:
             mean, sent = yield from _average_values(values, dtype_of(self.values, ctx.dtype), ctx.world)
-        n = x.numel()
-        return Reduced(scatter(mean, selection, chunk, n), scatter(sent, selection, chunk, n), n / max(1, k))
+        elements = x.numel()
+        return Reduced(
+            scatter(mean, selection, chunk, elements), scatter(sent, selection, chunk, elements), elements / max(1, k)
+        )
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
         """Return the same key for all tensors that divide into whole chunks; ``None`` for all other tensors.
@@ -143,18 +145,21 @@ class TopKC(Compressor):
         Each collective contains what ``rounds`` sends for the first row, then for the second row, and so on.
         """
         (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
-        k, flat = k_for(elements, cf), x.view(-1)
+        k, flat_x = k_for(elements, cf), x.view(-1)
         if ctx.fold is not None:
-            return (yield from self._folding_rounds(flat, cf, ctx, ctx.fold))
-        total = yield AllReduce((chunk_energies(flat, chunk) / ctx.world).to(ENERGY_DTYPE))
-        indices = positions(sending_order(total.view(count, -1), k, chunk), k, chunk, elements // chunk)
-        values = flat.index_select(0, indices)
+            return (yield from self._folding_rounds(flat_x, cf, ctx, ctx.fold))
+        mean_energies = yield AllReduce((chunk_energies(flat_x, chunk) / ctx.world).to(ENERGY_DTYPE))
+        chunk_indices = sending_order(mean_energies.view(count, -1), k, chunk)
+        indices = positions_in_chunks(chunk_indices, k, chunk, elements // chunk)
+        values = flat_x.index_select(0, indices)
         if isinstance(self.values, Quantize):
             # each row's values are padded with zeros to whole blocks, so that no block has numbers of two rows
-            rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
-            quantized = yield from self.values.rounds(rows.view(-1), self.values.lowest_cf, ctx.excerpt(rows.numel()))
-            mean = as_dense(quantized.mean, rows).view_as(rows)[:, :k].reshape(-1)
-            sent = as_dense(quantized.sent, rows).view_as(rows)[:, :k].reshape(-1)
+            padded_rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
+            quantized = yield from self.values.rounds(
+                padded_rows.view(-1), self.values.lowest_cf, ctx.excerpt(padded_rows.numel())
+            )
+            mean = as_dense(quantized.mean, padded_rows).view_as(padded_rows)[:, :k].reshape(-1)
+            sent = as_dense(quantized.sent, padded_rows).view_as(padded_rows)[:, :k].reshape(-1)
         else:
             mean, sent = yield from _average_values(values, dtype_of(self.values, ctx.dtype), ctx.world)
         return Reduced(Sparse(((indices, mean),)), Sparse(((indices, sent),)), elements / k)
@@ -196,11 +201,11 @@ class TopKC(Compressor):
         assert isinstance(self.values, Quantize)
         padding_multiple = self.values.block if folded_chunks.tensor_count > 1 else 1
         values = folded_chunks.take(chunk_indices, k, torch.float32, multiple=padding_multiple)
-        flat, cf = values.view(-1), self.values.lowest_cf
-        fold = Fold(unsent=flat) if self.values.folds(flat, cf) else None
-        quantized = yield from self.values.rounds(flat, cf, replace(ctx.excerpt(values.numel()), fold=fold))
+        flat_values, cf = values.view(-1), self.values.lowest_cf
+        fold = Fold(unsent=flat_values) if self.values.folds(flat_values, cf) else None
+        quantized = yield from self.values.rounds(flat_values, cf, replace(ctx.excerpt(values.numel()), fold=fold))
         sent = quantized.sent
-        unsent = flat.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat, -1.0)
+        unsent = flat_values.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat_values, -1.0)
         SparseChunks(unsent.view_as(values), chunk_indices, k, folded_chunks.chunk).add_to(folded_chunks.x)
         # the quantizer's error in the padding does not count
         error = folded_chunks.energy + energy(unsent.view_as(values)[:, :k].reshape(-1))
@@ -246,13 +251,13 @@ class TopKC(Compressor):
 
 
 def _average_values(
-    values: torch.Tensor, wire: torch.dtype, world: int
+    values: torch.Tensor, wire_dtype: torch.dtype, world: int
 ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-    """All-reduce flat values in the number format ``wire``; return their mean, and the values that this rank sent.
+    """All-reduce flat values in the format ``wire_dtype``; return their mean, and the values that this rank sent.
 
     The argument ``values`` is overwritten.
     """
-    payload = narrow(values.div_(world), wire)
+    payload = convert_clamped(values.div_(world), wire_dtype)
     mean = (yield AllReduce(payload)).to(values.dtype)
     return mean, payload.to(values.dtype).mul_(world)
 
@@ -268,9 +273,9 @@ def select_chunks(energies: torch.Tensor, k: int, chunk: int, elements: int) -> 
         chunk: coordinates per chunk.
         elements: number of coordinates of the tensor.
     """
-    rows = largest(energies, -(-k // chunk))
-    weakest = energies.index_select(0, rows).argmin(0, keepdim=True) if k else rows
-    return select_k(rows, weakest, k, chunk, elements)
+    chunk_indices = largest(energies, -(-k // chunk))
+    weakest_position = energies.index_select(0, chunk_indices).argmin(0, keepdim=True) if k else chunk_indices
+    return select_k(chunk_indices, weakest_position, k, chunk, elements)
 
 
 topkc = TopKC()

@@ -19,10 +19,12 @@ from gravac.controllers.static import Static as Static
 from gravac.controllers.warmup import Warmup as Warmup
 from gravac.entry_points import Registry
 
-_CLASSES: list[Any] = [imported for imported in tuple(globals().values()) if isinstance(imported, type)]
+_IMPORTED_CLASSES: list[Any] = [imported for imported in tuple(globals().values()) if isinstance(imported, type)]
 
 BUILT_IN: dict[str, Any] = {
-    imported.name: imported for imported in _CLASSES if hasattr(imported, "observe") and imported is not Controller
+    imported.name: imported
+    for imported in _IMPORTED_CLASSES
+    if hasattr(imported, "observe") and imported is not Controller
 }
 """Controller classes that this file imports, by name."""
 

@@ -96,7 +96,7 @@ class Accordion(Settings):
 
     name: ClassVar[str] = "accordion"
     keeps_all: ClassVar[bool] = False
-    sixteen_bit: ClassVar[bool] = False
+    chooses_sixteen_bit: ClassVar[bool] = False
 
     eta: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     every: int = Field(default=10, ge=1)
@@ -127,7 +127,7 @@ class Accordion(Settings):
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
         """Return the state before the first step, and the decision for that step: all tensors run at the low CF."""
-        low, high = _low_and_high(forecasts)
+        low, high = _low_and_high_candidates(forecasts)
         state = AccordionState(low, high, Window(low))
         reason = (
             f"accordion: start at {low}; each tensor whose gradient norm changes by less than {100 * self.eta:.3g} % "
@@ -156,12 +156,12 @@ class Accordion(Settings):
                 updated_state = replace(updated_state, calm=())
                 cause_text = f"the learning rate fell from {previous_rate:g} to {rate:g}: "
             updated_state = replace(updated_state, learning_rate=rate)
-        has_changed = updated_state.runs != state.runs
-        if not has_changed and updated_state.window.steps < self.window:
+        runs_changed = updated_state.runs != state.runs
+        if not runs_changed and updated_state.window.steps < self.window:
             return updated_state, self._decision_for(updated_state)
         summary = updated_state.window.summary(state.phase) if updated_state.window.steps else None
         updated_state = replace(
-            updated_state, window=Window(updated_state.runs[0], settling=SETTLING if has_changed else 0)
+            updated_state, window=Window(updated_state.runs[0], settling=SETTLING if runs_changed else 0)
         )
         reason = f"accordion: {cause_text}{_describe_regimes(updated_state)}"
         return updated_state, replace(self._decision_for(updated_state), reason=reason, summary=summary)
@@ -182,7 +182,7 @@ class Accordion(Settings):
         The same tensors stay critical. If the model runs the same candidate as at the dump, the window of steps
         continues; otherwise a new window begins.
         """
-        low, high = _low_and_high(forecasts)
+        low, high = _low_and_high_candidates(forecasts)
         state = from_plain(AccordionState, {**dumped, "low": low, "high": high, "window": Window(low)})
         state = replace(state, window=Window.resume(state.runs[0], dumped))
         return state, self._decision_for(state)
@@ -220,11 +220,13 @@ class Accordion(Settings):
                 has ended.
         """
 
-        def is_calm(previous: float, current: float) -> bool:
-            return previous > 0 and abs(previous - current) / previous < self.eta
+        def is_calm(previous_norm: float, current_norm: float) -> bool:
+            return previous_norm > 0 and abs(previous_norm - current_norm) / previous_norm < self.eta
 
-        names = tuple(name for name, norm in norms if is_calm(state.norms.get(name, 0.0), norm))
-        return replace(state, calm=names, norms={name: norm if math.isfinite(norm) else 0.0 for name, norm in norms})
+        calm_names = tuple(name for name, norm in norms if is_calm(state.norms.get(name, 0.0), norm))
+        return replace(
+            state, calm=calm_names, norms={name: norm if math.isfinite(norm) else 0.0 for name, norm in norms}
+        )
 
     def _decision_for(self, state: AccordionState) -> Decision:
         """Return the decision that takes effect ``latency`` steps after the last measurement."""
@@ -247,11 +249,11 @@ def _describe_regimes(state: AccordionState) -> str:
     return f"{regimes_text} and {'runs' if critical_count == 1 else 'run'} {state.low}; the others run {state.high}"
 
 
-def _low_and_high(forecasts: Sequence[Forecast]) -> tuple[Candidate, Candidate]:
+def _low_and_high_candidates(forecasts: Sequence[Forecast]) -> tuple[Candidate, Candidate]:
     """Return the candidates of low and high CF; dense in place of the low CF if the low CF is no candidate.
 
     Args:
         forecasts: forecast of dense, then of at most two compressed candidates, ascending by CF.
     """
-    low = forecasts[-2] if len(forecasts) > 2 else forecasts[0]
-    return low.candidate, forecasts[-1].candidate
+    low_forecast = forecasts[-2] if len(forecasts) > 2 else forecasts[0]
+    return low_forecast.candidate, forecasts[-1].candidate

@@ -216,7 +216,7 @@ class Controller(Protocol[StateT]):
         """
 
     @property
-    def sixteen_bit(self) -> bool:
+    def chooses_sixteen_bit(self) -> bool:
         """True if the controller can choose dense in 16 bit, which is then the second candidate, after float32."""
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
@@ -293,12 +293,14 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str | N
     """
     if efficiency == lower_bound == 1:
         return ""
-    percent, percent_at_bound = (f"{_additional_percent(progress):.0f}" for progress in (efficiency, lower_bound))
-    differs, cost = percent != percent_at_bound, f"about {more_steps_text(efficiency)}"
+    percent, percent_at_bound = (
+        f"{_additional_percent(assumed_efficiency):.0f}" for assumed_efficiency in (efficiency, lower_bound)
+    )
+    bound_differs, cost_text = percent != percent_at_bound, f"about {more_steps_text(efficiency)}"
     if source is None:
-        return cost + f" (to be safe: {percent_at_bound} % more)" * differs
-    safety = f"; to be safe, the controller assumes {percent_at_bound} % more steps" * differs
-    return f"{cost} for the same loss ({source}{safety})"
+        return cost_text + f" (to be safe: {percent_at_bound} % more)" * bound_differs
+    safety_text = f"; to be safe, the controller assumes {percent_at_bound} % more steps" * bound_differs
+    return f"{cost_text} for the same loss ({source}{safety_text})"
 
 
 def more_steps_text(efficiency: float) -> str:

@@ -11,13 +11,13 @@ from functools import lru_cache
 
 from gravac.beliefs import Belief, posterior
 from gravac.candidate import Forecast
-from gravac.controllers.progress import Learned
+from gravac.controllers.progress import TrialResults
 
 SMALLEST_EFFICIENCY = 1e-6
 """Efficiency that replaces smaller efficiencies, such as 0, in beliefs, which need the efficiency's logarithm."""
 
 
-class _SameForecasts:
+class _ForecastsKey:
     """Cache key for the forecasts of a run; equal only for the same sequence object.
 
     A decision looks up beliefs thousands of times. Hashing the contents of some 85 forecasts each time took 0.2 seconds
@@ -30,14 +30,14 @@ class _SameForecasts:
         self.forecasts = forecasts
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SameForecasts) and other.forecasts is self.forecasts
+        return isinstance(other, _ForecastsKey) and other.forecasts is self.forecasts
 
     def __hash__(self) -> int:
         return id(self.forecasts)
 
 
 def corrected_belief(
-    forecasts: Sequence[Forecast], position: int, efficiency: float, trial_results: Sequence[Learned]
+    forecasts: Sequence[Forecast], position: int, efficiency: float, trial_results: Sequence[TrialResults]
 ) -> Belief:
     """Return the belief about a candidate's statistical efficiency, corrected by the run's switchback trials.
 
@@ -52,14 +52,14 @@ def corrected_belief(
     prior = _belief_above_0(forecasts[position].efficiency, forecasts[position].deviation)
     if not trial_results:
         return _belief_above_0(efficiency, prior.deviation)
-    corrected_prior = _beliefs_after_trials(_SameForecasts(forecasts), tuple(trial_results))[position]
+    corrected_prior = _beliefs_after_trials(_ForecastsKey(forecasts), tuple(trial_results))[position]
     return _belief_above_0(
         min(1.0, efficiency * corrected_prior.efficiency / prior.efficiency), corrected_prior.deviation
     )
 
 
 @lru_cache(maxsize=16)
-def _beliefs_after_trials(forecasts_key: _SameForecasts, trial_results: tuple[Learned, ...]) -> tuple[Belief, ...]:
+def _beliefs_after_trials(forecasts_key: _ForecastsKey, trial_results: tuple[TrialResults, ...]) -> tuple[Belief, ...]:
     """Return the beliefs about all candidates, in the order of the forecasts, after switchback trials.
 
     ``gravac.beliefs.posterior`` explains the correction.

@@ -72,8 +72,8 @@ from gravac.controllers.goodput_reasons import (
 from gravac.controllers.goodput_saved import check_saved, with_current_positions
 from gravac.controllers.goodput_start import added_seconds, first_position
 from gravac.controllers.goodput_state import (
+    EARLY_END_STEPS,
     FAR_SLOWER_RATIO,
-    FEW_STEPS,
     HOLD,
     PROGRESS,
     SEARCH,
@@ -89,7 +89,7 @@ from gravac.controllers.state_dicts import (
     state_from_plain,
     to_plain,
 )
-from gravac.controllers.step_times import GoodputEntry
+from gravac.controllers.step_times import StepTiming
 from gravac.controllers.switchback import Switchback
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -123,7 +123,7 @@ class Goodput(Settings):
 
     name: ClassVar[str] = "goodput"
     keeps_all: ClassVar[bool] = False
-    sixteen_bit: ClassVar[bool] = True
+    chooses_sixteen_bit: ClassVar[bool] = True
     chooses_every: ClassVar[bool] = True
     chooses_native: ClassVar[bool] = True
     states_cost: ClassVar[bool] = True
@@ -197,24 +197,24 @@ class Goodput(Settings):
         if state.trials is not None:
             return self._measure_progress(state, state.trials, measurement)
         is_searching, is_native = state.phase == SEARCH, state.running.mode == "native"
-        cut_short = not is_native and (
+        ends_early = not is_native and (
             trial_is_hopeless(state, self.hopeless) if is_searching else chosen_is_far_slower(state)
         )
         fewest_steps = 1 if is_native else self.trial if is_searching else self.window
-        if not cut_short and (state.window.steps < fewest_steps or window_may_be_paused(state, self.change)):
+        if not ends_early and (state.window.steps < fewest_steps or window_may_be_paused(state, self.change)):
             return state, Decision(state.running, watch=state.watch)
         longest_expected_s = longest_expected_seconds(state, self.change)
         state = replace(state, window=state.window.without_times_above(longest_expected_s))
-        if cut_short:  # earlier steps of the window may have been on a faster link
-            state = replace(state, window=state.window.with_newest_times(FEW_STEPS))
+        if ends_early:  # earlier steps of the window may have been on a faster link
+            state = replace(state, window=state.window.with_newest_times(EARLY_END_STEPS))
         candidate, window = state.running, state.window
         summary = window.summary(state.phase)
         state = replace(state, windows=state.windows + max(1, window.steps // self.window))
-        previous_watch, state = state.watch, replace(state, watch=DEFAULT_STRETCH_STEPS)
+        previous_stretch_steps, state = state.watch, replace(state, watch=DEFAULT_STRETCH_STEPS)
         if window.t_system is None or not 0 < window.t_system < math.inf:
             reason = f"no step of {candidate} could be timed: keep {candidate}"
         elif is_searching:
-            state, reason = self._evaluate_trial(state, window.samples / window.t_system, cut_short)
+            state, reason = self._evaluate_trial(state, window.samples / window.t_system, ends_early)
         else:
             seconds = window.samples / window.t_system
             is_steady = self._is_steady(state, seconds)
@@ -222,11 +222,13 @@ class Goodput(Settings):
             if self.probe and is_steady and state.running == candidate and state.phase == HOLD:
                 trials = next_trials(state, self.total_steps, self.expire)
                 if trials is not None:
-                    return self._switchback.start(state, trials, reason, summary)
+                    return self._switchback.start_trials(state, trials, reason, summary)
                 if not state.learned and trials_may_begin(state, self.total_steps):
                     reason = f"{reason}; {NO_TRIALS_REASON}"
             if is_native and is_steady and state.running == candidate:
-                state = replace(state, watch=next_stretch_length(previous_watch, seconds, DEFAULT_STRETCH_STEPS))
+                state = replace(
+                    state, watch=next_stretch_length(previous_stretch_steps, seconds, DEFAULT_STRETCH_STEPS)
+                )
         state = replace(state, window=window.following(state.running))
         return state, Decision(state.running, (), reason, summary, watch=state.watch)
 
@@ -275,18 +277,18 @@ class Goodput(Settings):
         dumped_candidates, candidates = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
         if dumped_candidates != candidates:
             missing_names = [name_of(identity) for identity in dumped_candidates if identity not in candidates]
-            positions = {
+            new_positions = {
                 position: candidates.index(identity)
                 for position, identity in enumerate(dumped_candidates)
                 if identity in candidates
             }
-            remapped = with_current_positions(dumped, positions, forecasts)
-            if remapped is None:
+            remapped_dump = with_current_positions(dumped, new_positions, forecasts)
+            if remapped_dump is None:
                 fresh_state, decision = self.start(forecasts)
                 reason = f"{missing_text(missing_names)}; no measurement is left; {decision.reason}"
                 return fresh_state, replace(decision, reason=reason)
-            running = forecasts[remapped["position"]].candidate
-            state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
+            running = forecasts[remapped_dump["position"]].candidate
+            state = state_from_plain(GoodputState, remapped_dump, running, forecasts=forecasts)
             still_runs = dumped_candidates[dumped["position"]] in candidates
             reason = f"; keep {state.running}" if still_runs else f"; run {state.running}, the best that was measured"
             reason = missing_text(missing_names) + reason if missing_names else ""
@@ -295,53 +297,53 @@ class Goodput(Settings):
         state = state_from_plain(GoodputState, dumped, running, forecasts=forecasts)
         return state, Decision(running, watch=state.watch)
 
-    def _evaluate_trial(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:
+    def _evaluate_trial(self, state: GoodputState, seconds: float, ended_early: bool) -> tuple[GoodputState, str]:
         """Evaluate a trial that has ended: add its measurement to the state, and choose the next candidate.
 
         Args:
             state: state of the search, with the trial's window.
             seconds: median time of the trial's steps, in seconds.
-            given_up: whether the trial ended early.
+            ended_early: whether the trial ended early.
 
         Returns:
             The state with the next candidate, and the reason as text.
         """
-        best, forecast = state.entry(state.best), state.forecast
-        if best is not None and state.position != state.best:
-            steps = state.window.steps
+        best_timing, forecast = state.timing(state.best), state.forecast
+        if best_timing is not None and state.position != state.best:
+            trial_steps = state.window.steps
             lower_bound = state.belief(state.position, forecast.efficiency_at(state.window.gain)).lower_bound
-            lost_s = max(0.0, steps * (seconds - lower_bound / state.goodput(best)))
-            best_forecast = state.forecasts[best.position]
+            lost_s = max(0.0, trial_steps * (seconds - lower_bound / state.goodput(best_timing)))
+            best_forecast = state.forecasts[best_timing.position]
             if ends_outer_steps(best_forecast, forecast):
                 lost_s += state.step_time_bounds.leaving_seconds(best_forecast)
             state = replace(state, spent=state.spent + lost_s)
-        entry_before_trial = state.entry(state.position)
-        pause_is_over = entry_before_trial is not None and state.machine_was_paused(seconds, self.change)
+        timing_before_trial = state.timing(state.position)
+        pause_is_over = timing_before_trial is not None and state.machine_was_paused(seconds, self.change)
         state = state.without_suspect()
-        if entry_before_trial is not None and (
-            pause_is_over or self._link_became_faster(state, entry_before_trial, seconds)
+        if timing_before_trial is not None and (
+            pause_is_over or self._link_became_faster(state, timing_before_trial, seconds)
         ):
-            earlier_text = milliseconds(entry_before_trial.seconds)
-            reason = f"{forecast.candidate} took {milliseconds(seconds)} a step instead of {earlier_text}"
+            earlier_time_text = milliseconds(timing_before_trial.seconds)
+            reason = f"{forecast.candidate} took {milliseconds(seconds)} a step instead of {earlier_time_text}"
             if pause_is_over:
                 reason += ": the earlier slow steps were a pause, not a slow link"
             else:
                 reason += f", and {exchange_text(state)}" if state.exchange_became_faster else ""
                 reason += ": the link became faster"
-            state = replace(state.after_link_change(min(seconds, entry_before_trial.seconds)), best=state.position)
+            state = replace(state.after_link_change(min(seconds, timing_before_trial.seconds)), best=state.position)
             return self._search_again(state, reason)
-        is_expired = entry_before_trial is None or state.windows - entry_before_trial.window >= self.expire
-        weight = 1.0 if entry_before_trial is None or is_expired else 1 / (entry_before_trial.times + 1)
+        is_expired = timing_before_trial is None or state.windows - timing_before_trial.window >= self.expire
+        weight = 1.0 if timing_before_trial is None or is_expired else 1 / (timing_before_trial.times + 1)
         explained_s = explained_seconds(state)
-        too_slow_for_link = given_up and best is not None and seconds > explained_s
+        too_slow_for_link = ended_early and best_timing is not None and seconds > explained_s
         too_slow_text = (
             f"{forecast.candidate} took {milliseconds(seconds)} a step, more than {FAR_SLOWER_RATIO:g} times the upper "
             f"bound of {milliseconds(explained_s / FAR_SLOWER_RATIO)} from earlier measurements"
         )
         early_end_text = ""
-        if given_up and best is not None:
-            limit_s = longest_useful_seconds(state, best)
-            early_end_text = f": {given_up_text(limit_s, str(state.forecasts[best.position].candidate))}"
+        if ended_early and best_timing is not None:
+            limit_s = longest_useful_seconds(state, best_timing)
+            early_end_text = f": {given_up_text(limit_s, str(state.forecasts[best_timing.position].candidate))}"
         state = state.enter_measurement(seconds, weight)
         finding_text = took_text(state, state.position, seconds)
         if too_slow_for_link and state.sends_less(state.position, than=state.best):
@@ -355,22 +357,22 @@ class Goodput(Settings):
                 state,
                 f"{too_slow_text}: given up early; time {state.running} again, since the link may have become slower",
             )
-        return self._try_or_hold(state, Finding(finding_text + early_end_text, repeated=not given_up))
+        return self._try_or_hold(state, Finding(finding_text + early_end_text, omit_if_best=not ended_early))
 
-    def _link_became_faster(self, state: GoodputState, earlier: GoodputEntry, seconds: float) -> bool:
+    def _link_became_faster(self, state: GoodputState, earlier_timing: StepTiming, seconds: float) -> bool:
         """True if a candidate that is tried again is so much faster than before that the link must have become faster.
 
         Args:
             state: state of the search, with the trial's window.
-            earlier: earlier measurement of the candidate.
+            earlier_timing: earlier measurement of the candidate.
             seconds: median time of the trial's steps, in seconds.
         """
-        best, forecast = state.entry(state.best), state.forecast
-        if best is None or state.position == state.best or forecast.candidate.mode == "native":
+        best_timing, forecast = state.timing(state.best), state.forecast
+        if best_timing is None or state.position == state.best or forecast.candidate.mode == "native":
             return False
         lower_bound = state.belief(state.position, forecast.efficiency_at(state.window.gain)).lower_bound
-        is_better = lower_bound > seconds * state.goodput(best)
-        return state.exchange_became_faster or (is_better and seconds < (1 - self.change) * earlier.seconds)
+        is_better = lower_bound > seconds * state.goodput(best_timing)
+        return state.exchange_became_faster or (is_better and seconds < (1 - self.change) * earlier_timing.seconds)
 
     def _evaluate_window(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
         """Evaluate a window of the chosen candidate: update its measurement, and search again if step times changed.
@@ -382,34 +384,39 @@ class Goodput(Settings):
         Returns:
             The state with the next candidate, and the reason as text.
         """
-        entry = state.entry(state.position)
-        if entry is None:
+        timing_before_window = state.timing(state.position)
+        if timing_before_window is None:
             state = state.enter_measurement(seconds)
             finding_text = took_text(state, state.position, seconds, "takes")
-            return self._try_or_hold(state, Finding(finding_text, repeated=True))
-        difference, has_faster_exchange = abs(seconds - entry.seconds) / entry.seconds, state.exchange_became_faster
+            return self._try_or_hold(state, Finding(finding_text, omit_if_best=True))
+        relative_change, has_faster_exchange = (
+            abs(seconds - timing_before_window.seconds) / timing_before_window.seconds,
+            state.exchange_became_faster,
+        )
         takes_text = f"{state.running} takes {milliseconds(seconds)} a step"
-        if difference > self.change or has_faster_exchange:
+        if relative_change > self.change or has_faster_exchange:
             state = replace(state, off=state.off + 1)
-            takes_text += f" instead of {milliseconds(entry.seconds)}" if difference > self.change else ""
+            takes_text += (
+                f" instead of {milliseconds(timing_before_window.seconds)}" if relative_change > self.change else ""
+            )
             takes_text += f", and {exchange_text(state)}" if has_faster_exchange else ""
-            if state.off < 2 and difference <= 2 * self.change:
+            if state.off < 2 and relative_change <= 2 * self.change:
                 return state, f"{takes_text}: keep {state.running} until a second window confirms the change"
-            if state.running.mode == "native" and seconds < entry.seconds:
-                state = replace(state.after_drift(seconds, at_once=True), off=0)
+            if state.running.mode == "native" and seconds < timing_before_window.seconds:
+                state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
                 return self._try_or_hold(state, Finding(f"{takes_text}: the link or the machine became faster"))
             if has_faster_exchange:
-                faster_state = state.after_link_change(min(seconds, entry.seconds))
+                faster_state = state.after_link_change(min(seconds, timing_before_window.seconds))
                 return self._search_again(faster_state, f"{takes_text}: the link became faster")
             if state.link_is_unchanged(self.change):
                 takes_text += f", and {exchange_text(state)}: the link is as fast as before, but not the rest of a step"
-                state = replace(state.after_drift(seconds, at_once=True), off=0)
+                state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
                 return self._try_or_hold(state, Finding(takes_text))
             return self._search_again(
                 state.after_link_change(seconds), f"{takes_text}: the link or the machine changed"
             )
         state = replace(state.without_suspect(), off=0).after_drift(seconds)
-        return self._try_or_hold(state, Finding(took_text(state, state.position, seconds, "takes"), repeated=True))
+        return self._try_or_hold(state, Finding(took_text(state, state.position, seconds, "takes"), omit_if_best=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Start a new search after the link changed, at the candidate of efficiency near dense that sends fewest bytes.
@@ -428,13 +435,13 @@ class Goodput(Settings):
         goodput_bound = state.least_efficiency(start_position) / state.step_time_bounds.shortest_step_seconds(
             start_position, self.expire
         )
-        current_entry = state.entry(state.position)
-        assert current_entry is not None
+        current_timing = state.timing(state.position)
+        assert current_timing is not None
         may_start = start_position != state.position and state.may_run(start_position)
-        if not may_start or goodput_bound <= goodput_to_beat(state, current_entry, start_position, self.hysteresis):
+        if not may_start or goodput_bound <= goodput_to_beat(state, current_timing, start_position, self.hysteresis):
             return self._try_or_hold(state, Finding(reason))
         leaves_outer_steps = ends_outer_steps(state.forecast, state.forecasts[start_position])
-        if leaves_outer_steps and not may_try(state, current_entry, start_position, goodput_bound, self.explore):
+        if leaves_outer_steps and not may_try(state, current_timing, start_position, goodput_bound, self.explore):
             return self._try_or_hold(state, Finding(reason))
         state = replace(state, phase=SEARCH, best=state.position, position=start_position)
         return state, f"{reason}; search again, beginning with {state.running}"
@@ -449,21 +456,21 @@ class Goodput(Settings):
         Returns:
             The state with the next candidate, and the reason as text.
         """
-        previous_position, incumbent = state.position, state.entry(state.best)
-        best = self._best_entry(state)
-        state = replace(state, best=best.position)
-        goodput = state.goodput(best)
+        previous_position, incumbent_timing = state.position, state.timing(state.best)
+        best_timing = self._best_timing(state)
+        state = replace(state, best=best_timing.position)
+        best_goodput = state.goodput(best_timing)
         goodput_bounds = {
             position: state.least_efficiency(position)
             / state.step_time_bounds.shortest_step_seconds(position, self.expire)
             for position in range(len(state.forecasts))
-            if position != best.position and state.may_run(position)
+            if position != best_timing.position and state.may_run(position)
         }
         triable_positions = [
             position
-            for position, bound in goodput_bounds.items()
-            if bound > goodput_to_beat(state, best, position, self.hysteresis)
-            and may_try(state, best, position, bound, self.explore)
+            for position, goodput_bound in goodput_bounds.items()
+            if goodput_bound > goodput_to_beat(state, best_timing, position, self.hysteresis)
+            and may_try(state, best_timing, position, goodput_bound, self.explore)
         ]
         triable_positions = [
             position for position in triable_positions if not state.step_time_bounds.has_unbounded_time(position)
@@ -480,46 +487,48 @@ class Goodput(Settings):
                 position for position in triable_positions if state.forecasts[position].candidate.mode == "native"
             ]
             if trial_position in native_positions or (
-                native_positions and state.forecasts[best.position].candidate.dense
+                native_positions and state.forecasts[best_timing.position].candidate.dense
             ):
                 # if dense is best so far, try native steps before candidates that compress, and float32 before float16
                 trial_position = min(native_positions, key=lambda position: state.forecasts[position].candidate.cf)
             state = replace(state, phase=SEARCH, position=trial_position)
-            incumbent_text = str(state.forecasts[best.position].candidate)
-            incumbent_text += "" if best.position == previous_position else ", the best so far"
-            ratio = goodput_bounds[trial_position] / goodput
+            incumbent_text = str(state.forecasts[best_timing.position].candidate)
+            incumbent_text += "" if best_timing.position == previous_position else ", the best so far"
+            goodput_ratio = goodput_bounds[trial_position] / best_goodput
             just_ran = trial_position == previous_position
-            trial = trial_text(state, trial_position, ratio, incumbent_text, self.expire, just_ran)
-            return state, f"{finding.text}; {trial}"
-        if may_time_again(state, best, self.explore):
+            try_text = trial_text(state, trial_position, goodput_ratio, incumbent_text, self.expire, just_ran)
+            return state, f"{finding.text}; {try_text}"
+        if may_time_again(state, best_timing, self.explore):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
             again_text = f"time {state.running} again: its steps may only have been slow because the machine paused"
             return state, f"{finding.text}; {again_text}"
-        state = replace(state, phase=HOLD, position=best.position)
-        if best.position != previous_position:
-            return state, f"{finding.text}; back to {step_text(state, best)}"
-        if incumbent is None or incumbent.position == previous_position:
-            conclusion = f"keep {step_text(state, best)}"
+        state = replace(state, phase=HOLD, position=best_timing.position)
+        if best_timing.position != previous_position:
+            return state, f"{finding.text}; back to {step_text(state, best_timing)}"
+        if incumbent_timing is None or incumbent_timing.position == previous_position:
+            conclusion = f"keep {step_text(state, best_timing)}"
         else:
-            conclusion = f"switched {switch_text(state, best, incumbent)}"
-        return state, conclusion if finding.repeated else f"{finding.text}; {conclusion}"
+            conclusion = f"switched {switch_text(state, best_timing, incumbent_timing)}"
+        return state, conclusion if finding.omit_if_best else f"{finding.text}; {conclusion}"
 
     def _is_steady(self, state: GoodputState, seconds: float) -> bool:
         """True if ``seconds`` differs from the chosen candidate's measured step time by at most a share ``change``."""
-        current_entry = state.entry(state.position)
-        return current_entry is not None and abs(seconds - current_entry.seconds) <= self.change * current_entry.seconds
+        current_timing = state.timing(state.position)
+        return (
+            current_timing is not None and abs(seconds - current_timing.seconds) <= self.change * current_timing.seconds
+        )
 
-    def _best_entry(self, state: GoodputState) -> GoodputEntry:
+    def _best_timing(self, state: GoodputState) -> StepTiming:
         """Return the measurement of the best candidate, which changes only if another candidate is clearly better.
 
         Clearly better means a goodput above ``goodput_to_beat``. Of the measured candidates, only the candidate of
         highest goodput is compared with the best so far.
         """
-        top_entry = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
-        incumbent = state.entry(state.best)
-        if incumbent is None or state.goodput(top_entry) > goodput_to_beat(
-            state, incumbent, top_entry.position, self.hysteresis
+        top_timing = max(state.entries, key=lambda timing: (state.goodput(timing), -timing.position))
+        incumbent_timing = state.timing(state.best)
+        if incumbent_timing is None or state.goodput(top_timing) > goodput_to_beat(
+            state, incumbent_timing, top_timing.position, self.hysteresis
         ):
-            return top_entry
-        return incumbent
+            return top_timing
+        return incumbent_timing

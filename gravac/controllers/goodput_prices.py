@@ -11,8 +11,8 @@ from __future__ import annotations
 from gravac.candidate import Forecast
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS
 from gravac.controllers.early_end import LARGEST_FIRST_STEP_RATIO
-from gravac.controllers.goodput_state import FEW_STEPS, GoodputState
-from gravac.controllers.step_times import GoodputEntry
+from gravac.controllers.goodput_state import EARLY_END_STEPS, GoodputState
+from gravac.controllers.step_times import StepTiming
 
 STARTING_BUDGET_STEPS = 25.0
 """Budget for trials at the start of a run, and again after each change of the link, in steps of the best candidate. The
@@ -51,7 +51,7 @@ FULL_BUDGET_FRACTION = 0.5
 such trials seldom find a better candidate."""
 
 
-def trial_price(slowest_s: float, best_s: float, every: int = 1) -> float:
+def price_of_steps(slowest_s: float, best_s: float, every: int = 1) -> float:
     """Return an upper bound of the cost of a trial, in seconds: the time beyond that of steps of the best candidate.
 
     A trial whose steps are far too slow ends after two steps, any other trial after four or more.
@@ -63,86 +63,88 @@ def trial_price(slowest_s: float, best_s: float, every: int = 1) -> float:
             ``FEWEST_TRIAL_ROUNDS * every`` steps.
 
     Example:
-        >>> trial_price(slowest_s=0.2, best_s=0.1)  # four steps, each 0.1 s too long
+        >>> price_of_steps(slowest_s=0.2, best_s=0.1)  # four steps, each 0.1 s too long
         0.4
-        >>> trial_price(slowest_s=2.0, best_s=0.1)  # two steps, each 1.9 s too long
+        >>> price_of_steps(slowest_s=2.0, best_s=0.1)  # two steps, each 1.9 s too long
         3.8
     """
-    steps, excess_s = FEW_STEPS + 1, slowest_s - best_s
+    steps, excess_s = EARLY_END_STEPS + 1, slowest_s - best_s
     if every > 1:
         return max(steps, FEWEST_TRIAL_ROUNDS * every) * excess_s
     return min(steps * excess_s, max(2 * excess_s, steps * (LARGEST_FIRST_STEP_RATIO - 1) * best_s))
 
 
-def may_try(state: GoodputState, best: GoodputEntry, position: int, goodput_bound: float, explore: float) -> bool:
+def may_try(state: GoodputState, best_timing: StepTiming, position: int, goodput_bound: float, explore: float) -> bool:
     """True if a trial of a candidate is worth its cost, and that cost is within what remains of the trials' budget.
 
     Args:
         state: state of the search.
-        best: measurement of the best candidate.
+        best_timing: measurement of the best candidate.
         position: index, in ``state.forecasts``, of the candidate to be tried.
         goodput_bound: upper bound of the candidate's goodput, in steps per second.
         explore: largest fraction of the run's time that trials may cost.
     """
-    forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
+    forecast, best_forecast = state.forecasts[position], state.forecasts[best_timing.position]
     mode, best_mode = forecast.candidate.mode, best_forecast.candidate.mode
     spares_hook = mode == "native" and best_mode == "hook"  # gravac's hook itself may cost more than it saves
     if (
         not spares_hook
         and forecast.wire_ratio >= best_forecast.wire_ratio
-        and state.step_time_bounds.waiting_fraction(best) < LEAST_WAITING_FRACTION
+        and state.step_time_bounds.waiting_fraction(best_timing) < LEAST_WAITING_FRACTION
     ):
         return False
-    price_s = price_of_trial(state, best, position, state.step_time_bounds.longest_step_seconds(position))
-    spendable_fraction = min(1.0, state.largest_gain(best) / FULL_BUDGET_FRACTION)
+    trial_price_s = price_of_trial(state, best_timing, position, state.step_time_bounds.longest_step_seconds(position))
+    spendable_fraction = min(1.0, state.largest_improvement(best_timing) / FULL_BUDGET_FRACTION)
     if best_mode == "native" and mode == "hook":
         spendable_fraction **= 2
-    budget_s = explore * state.elapsed + STARTING_BUDGET_STEPS * best.seconds
-    if price_s > spendable_fraction * budget_s - state.spent:
+    budget_s = explore * state.elapsed + STARTING_BUDGET_STEPS * best_timing.seconds
+    if trial_price_s > spendable_fraction * budget_s - state.spent:
         return False
     if mode != "outer" or best_mode == "outer":
         return True
-    gain_s = max(state.steps, SETTLED_STEPS) * best.seconds * (goodput_bound / state.goodput(best) - 1)
-    return max(0.0, price_s) + state.step_time_bounds.leaving_seconds(forecast) <= gain_s
+    gained_s = max(state.steps, SETTLED_STEPS) * best_timing.seconds * (goodput_bound / state.goodput(best_timing) - 1)
+    return max(0.0, trial_price_s) + state.step_time_bounds.leaving_seconds(forecast) <= gained_s
 
 
-def may_time_again(state: GoodputState, best: GoodputEntry, explore: float) -> bool:
+def may_time_again(state: GoodputState, best_timing: StepTiming, explore: float) -> bool:
     """True if the suspect may run again to be timed, since a trial of it costs little enough.
 
     The suspect is the candidate whose few slow steps were the only sign that the link became slower
     (``GoodputState.suspect``). Perhaps the machine had only paused. The trial may cost at most the fraction
     ``explore`` of the time since the link changed.
     """
-    if state.suspect is None or state.suspect == best.position or not state.may_run(state.suspect):
+    if state.suspect is None or state.suspect == best_timing.position or not state.may_run(state.suspect):
         return False
-    suspect_entry = state.entry(state.suspect)
-    if suspect_entry is None:
+    suspect_timing = state.timing(state.suspect)
+    if suspect_timing is None:
         return False
-    return price_of_trial(state, best, state.suspect, suspect_entry.seconds) <= explore * state.elapsed
+    return price_of_trial(state, best_timing, state.suspect, suspect_timing.seconds) <= explore * state.elapsed
 
 
-def goodput_to_beat(state: GoodputState, incumbent: GoodputEntry, position: int, hysteresis: float) -> float:
+def goodput_to_beat(state: GoodputState, incumbent_timing: StepTiming, position: int, hysteresis: float) -> float:
     """Return the goodput, in steps per second, that a candidate must exceed to be tried or to become the best.
 
     Args:
         state: state of the search.
-        incumbent: measurement of the candidate that is best so far.
+        incumbent_timing: measurement of the candidate that is best so far.
         position: index, in ``state.forecasts``, of the candidate that may be tried or become the best.
         hysteresis: relative gain in goodput below which no other candidate is tried or chosen.
     """
     margin = hysteresis
-    is_coarse = state.forecasts[incumbent.position].by_gain and incumbent.efficiency < COARSE_EFFICIENCY
-    if is_coarse and state.efficiency(position) > incumbent.efficiency:
+    is_coarse = state.forecasts[incumbent_timing.position].by_gain and incumbent_timing.efficiency < COARSE_EFFICIENCY
+    if is_coarse and state.efficiency(position) > incumbent_timing.efficiency:
         margin = max(margin, SETBACK_STEPS / max(state.steps, SETTLED_STEPS))
-    forecast, incumbent_forecast = state.forecasts[position], state.forecasts[incumbent.position]
+    forecast, incumbent_forecast = state.forecasts[position], state.forecasts[incumbent_timing.position]
     if forecast.behind is not None and not state.was_tried(position):
         margin = max(margin, OUTER_HYSTERESIS)
     if forecast.candidate.mode == "native" and incumbent_forecast.candidate.mode == "hook":
         margin = 0.0
-    return state.goodput(incumbent) * (1 + margin) * (1 + _mode_change_price(state, incumbent, forecast))
+    return (
+        state.goodput(incumbent_timing) * (1 + margin) * (1 + _relative_leaving_cost(state, incumbent_timing, forecast))
+    )
 
 
-def _mode_change_price(state: GoodputState, incumbent: GoodputEntry, forecast: Forecast) -> float:
+def _relative_leaving_cost(state: GoodputState, incumbent_timing: StepTiming, forecast: Forecast) -> float:
     """Return the relative cost of leaving outer steps, if exactly one of two candidates makes outer steps.
 
     The cost is the time to make the ranks' models equal again, divided by the time of the steps made so far
@@ -150,33 +152,33 @@ def _mode_change_price(state: GoodputState, incumbent: GoodputEntry, forecast: F
 
     Args:
         state: state of the search.
-        incumbent: measurement of the candidate that is best so far.
+        incumbent_timing: measurement of the candidate that is best so far.
         forecast: forecast of the candidate that may replace the incumbent.
     """
-    incumbent_forecast = state.forecasts[incumbent.position]
+    incumbent_forecast = state.forecasts[incumbent_timing.position]
     if (forecast.candidate.mode == "outer") == (incumbent_forecast.candidate.mode == "outer"):
         return 0.0
     leaving_s = state.step_time_bounds.leaving_seconds(
         forecast if forecast.candidate.mode == "outer" else incumbent_forecast
     )
-    return leaving_s / (max(state.steps, SETTLED_STEPS) * incumbent.seconds)
+    return leaving_s / (max(state.steps, SETTLED_STEPS) * incumbent_timing.seconds)
 
 
-def price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest_s: float) -> float:
+def price_of_trial(state: GoodputState, best_timing: StepTiming, position: int, slowest_s: float) -> float:
     """Return an upper bound of the seconds by which a trial takes longer than as many steps of the best candidate.
 
     If the best candidate makes outer steps, the time to leave these for the trial is included.
 
     Args:
         state: state of the search.
-        best: measurement of the best candidate.
+        best_timing: measurement of the best candidate.
         position: index, in ``state.forecasts``, of the candidate to be tried.
         slowest_s: upper bound of the time of a step of the candidate, in seconds.
     """
-    forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
-    price_s = trial_price(slowest_s, best.seconds, forecast.candidate.every)
+    forecast, best_forecast = state.forecasts[position], state.forecasts[best_timing.position]
+    price_s = price_of_steps(slowest_s, best_timing.seconds, forecast.candidate.every)
     if forecast.candidate.mode == "native":
-        price_s = DEFAULT_STRETCH_STEPS * (slowest_s - best.seconds)
+        price_s = DEFAULT_STRETCH_STEPS * (slowest_s - best_timing.seconds)
     if ends_outer_steps(best_forecast, forecast):
         price_s = max(0.0, price_s) + state.step_time_bounds.leaving_seconds(best_forecast)
     return price_s

@@ -18,16 +18,24 @@ def check_saved(dumped: dict[str, Any]) -> None:
     candidates = candidates_of(dumped["candidates"])
     forecasts = tuple(Forecast(candidate, wire_ratio=1.0) for candidate in candidates)
     state = state_from_plain(GoodputState, dumped, candidates[0], forecasts=forecasts)
-    entries, floors = [entry.position for entry in state.entries], [position for position, _ in state.floors]
-    positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
-    positions["suspect"] = [] if state.suspect is None else [state.suspect]
-    compared_positions = [(learned.candidate, learned.reference) for learned in state.learned]
+    entry_positions, floor_positions = (
+        [entry.position for entry in state.entries],
+        [position for position, _ in state.floors],
+    )
+    positions_by_field = {
+        "position": [state.position],
+        "best": [state.best],
+        "entries": entry_positions,
+        "floors": floor_positions,
+    }
+    positions_by_field["suspect"] = [] if state.suspect is None else [state.suspect]
+    compared_positions = [(results.candidate, results.reference) for results in state.learned]
     if state.trials is not None:
         compared_positions.append((state.trials.candidate, state.trials.reference))
-    positions["learned"] = [
+    positions_by_field["learned"] = [
         position for candidate_and_reference in compared_positions for position in candidate_and_reference
     ]
-    check_positions(positions, len(candidates))
+    check_positions(positions_by_field, len(candidates))
     latest_window = max((entry.window for entry in state.entries), default=0)
     if latest_window > state.windows:
         raise SettingsError(
@@ -37,7 +45,7 @@ def check_saved(dumped: dict[str, Any]) -> None:
 
 
 def with_current_positions(
-    dumped: dict[str, Any], positions: Mapping[int, int], forecasts: Sequence[Forecast]
+    dumped: dict[str, Any], new_positions: Mapping[int, int], forecasts: Sequence[Forecast]
 ) -> dict[str, Any] | None:
     """Return a dumped state with all positions of candidates changed to indices of ``forecasts``.
 
@@ -46,7 +54,7 @@ def with_current_positions(
 
     Args:
         dumped: state of the controller in a checkpoint.
-        positions: new position of each dumped candidate, by its position in the dump; candidates that are not in
+        new_positions: new position of each dumped candidate, by its position in the dump; candidates that are not in
             ``forecasts`` are missing.
         forecasts: forecasts of the current candidates.
 
@@ -55,26 +63,30 @@ def with_current_positions(
         measured before the dump.
     """
     entries = [
-        {**entry, "position": positions[entry["position"]]}
+        {**entry, "position": new_positions[entry["position"]]}
         for entry in dumped["entries"]
-        if entry["position"] in positions
+        if entry["position"] in new_positions
     ]
-    floors = [(positions[position], seconds) for position, seconds in dumped["floors"] if position in positions]
-    suspect = positions.get(dumped["suspect"])
-    remapped = {**dumped, "entries": entries, "floors": floors, "trials": None, "suspect": suspect}
-    remapped["learned"] = [
-        {**learned, "candidate": positions[learned["candidate"]], "reference": positions[learned["reference"]]}
-        for learned in dumped["learned"]
-        if learned["candidate"] in positions and learned["reference"] in positions
+    floors = [(new_positions[position], seconds) for position, seconds in dumped["floors"] if position in new_positions]
+    new_suspect = new_positions.get(dumped["suspect"])
+    remapped_dump = {**dumped, "entries": entries, "floors": floors, "trials": None, "suspect": new_suspect}
+    remapped_dump["learned"] = [
+        {
+            **dumped_results,
+            "candidate": new_positions[dumped_results["candidate"]],
+            "reference": new_positions[dumped_results["reference"]],
+        }
+        for dumped_results in dumped["learned"]
+        if dumped_results["candidate"] in new_positions and dumped_results["reference"] in new_positions
     ]
 
     def goodput(entry: dict[str, Any]) -> float:
         return float(forecasts[entry["position"]].lower_bound(entry["efficiency"]) / entry["seconds"])
 
     best_measured_position = max(entries, key=goodput, default={"position": None})["position"]
-    best_position = positions.get(dumped["best"], best_measured_position)
+    best_position = new_positions.get(dumped["best"], best_measured_position)
     if best_position is None:
         return None
-    if dumped["position"] in positions:
-        return {**remapped, "best": best_position, "position": positions[dumped["position"]]}
-    return {**remapped, "best": best_position, "position": best_position, "phase": HOLD, "window": {}, "off": 0}
+    if dumped["position"] in new_positions:
+        return {**remapped_dump, "best": best_position, "position": new_positions[dumped["position"]]}
+    return {**remapped_dump, "best": best_position, "position": best_position, "phase": HOLD, "window": {}, "off": 0}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from gravac.candidate import Forecast
 
-CODING_BESIDE_BACKWARD = 2.0
+CODING_SLOWDOWN_DURING_BACKWARD = 2.0
 """Rough ratio: time of coding (encode and decode) while backward runs, with cold caches / time of coding alone."""
 
 
-def first_position(forecasts: Sequence[Forecast], near: float, link_changed: bool = False) -> int:
+def first_position(forecasts: Sequence[Forecast], min_efficiency_ratio: float, link_changed: bool = False) -> int:
     """Return the index, in ``forecasts``, of the candidate at which a search starts.
 
     - If the times of whole steps were forecast, and the link has not changed since: the candidate of best goodput
@@ -21,27 +21,30 @@ def first_position(forecasts: Sequence[Forecast], near: float, link_changed: boo
 
     Args:
         forecasts: forecast of each candidate, dense first.
-        near: smallest ratio to dense's efficiency at which an efficiency counts as near dense; in (0, 1].
+        min_efficiency_ratio: smallest ratio to dense's efficiency at which an efficiency counts as near dense; in
+            (0, 1].
         link_changed: whether the link has changed, so that forecasts of seconds no longer hold.
     """
     positions = range(len(forecasts))
     if not link_changed and forecasts[0].step_s is not None:
         return max(positions, key=lambda position: _expected_goodput(forecasts[position]))
-    threshold = near * forecasts[0].efficiency
-    near_dense = [
+    efficiency_threshold = min_efficiency_ratio * forecasts[0].efficiency
+    near_dense_positions = [
         position
         for position, forecast in enumerate(forecasts)
-        if forecast.efficiency >= threshold and _may_start(forecast, forecasts[0])
+        if forecast.efficiency >= efficiency_threshold and _search_may_start(forecast, forecasts[0])
     ]
-    added_times = [
-        (seconds, position) for position in near_dense if (seconds := added_seconds(forecasts[position])) is not None
+    seconds_and_positions = [
+        (seconds, position)
+        for position in near_dense_positions
+        if (seconds := added_seconds(forecasts[position])) is not None
     ]
-    if link_changed or len(added_times) < len(near_dense):
-        return max(near_dense, key=lambda position: forecasts[position].wire_ratio)
-    return min(added_times)[1]
+    if link_changed or len(seconds_and_positions) < len(near_dense_positions):
+        return max(near_dense_positions, key=lambda position: forecasts[position].wire_ratio)
+    return min(seconds_and_positions)[1]
 
 
-def _may_start(forecast: Forecast, dense: Forecast) -> bool:
+def _search_may_start(forecast: Forecast, dense_forecast: Forecast) -> bool:
     """True if a search may start with a candidate.
 
     A search never starts with native float16 (DDP exchanges in float16 by itself). A search starts with outer steps
@@ -49,11 +52,11 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
 
     Args:
         forecast: forecast of the candidate.
-        dense: forecast of the dense candidate. If it makes outer steps, all candidates do.
+        dense_forecast: forecast of the dense candidate. If it makes outer steps, all candidates do.
     """
     candidate = forecast.candidate
     if candidate.mode == "outer":
-        return dense.candidate.mode == "outer"
+        return dense_forecast.candidate.mode == "outer"
     return candidate.mode == "hook" or candidate.cf == 1
 
 
@@ -69,4 +72,4 @@ def added_seconds(forecast: Forecast) -> float | None:
     """
     if forecast.coding_s is None or forecast.exchange_s is None:
         return None
-    return CODING_BESIDE_BACKWARD * forecast.coding_s + forecast.exchange_s
+    return CODING_SLOWDOWN_DURING_BACKWARD * forecast.coding_s + forecast.exchange_s

@@ -13,14 +13,14 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Measurement
 from gravac.controllers.corrected_belief import corrected_belief
 from gravac.controllers.native import fits_float16
-from gravac.controllers.progress import Learned, Trials
-from gravac.controllers.state_dicts import Amount, Count, Positive
+from gravac.controllers.progress import TrialResults, Trials
+from gravac.controllers.state_dicts import Amount, Count, PositiveCount
 from gravac.controllers.step_times import (
     HOOK_OVERHEAD,
     STANDARD_ERRORS,
     STEP_TIME_NOISE,
-    GoodputEntry,
     StepTimeBounds,
+    StepTiming,
     exchange_fraction,
     overlap_fraction,
 )
@@ -30,7 +30,7 @@ SEARCH: Final = "search"
 HOLD: Final = "hold"
 PROGRESS: Final = "progress"
 
-FEW_STEPS = 3
+EARLY_END_STEPS = 3
 """Number of steps after which a trial may end early, so that a trial costs little. One more step runs before the end
 takes effect. The window of the chosen candidate ends early after this many consecutive steps that are far too slow."""
 
@@ -86,7 +86,7 @@ class GoodputState:
     position: Count
     best: Count
     window: Window
-    entries: tuple[GoodputEntry, ...] = ()
+    entries: tuple[StepTiming, ...] = ()
     windows: Count = 0
     steps: Count = 0
     elapsed: Amount = 0.0
@@ -97,11 +97,11 @@ class GoodputState:
     slowed: bool = False
     suspect: Count | None = None
     energy: Amount = 0.0
-    watch: Positive = DEFAULT_STRETCH_STEPS
+    watch: PositiveCount = DEFAULT_STRETCH_STEPS
     learning_rate: Amount = 0.0
     rose_at: Count = 0
     trials: Trials | None = None
-    learned: tuple[Learned, ...] = ()
+    learned: tuple[TrialResults, ...] = ()
     booked: Amount = 0.0
 
     @property
@@ -122,14 +122,14 @@ class GoodputState:
         """
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
         energy = measured.energy if math.isfinite(measured.energy) and measured.candidate.mode == "hook" else 0.0
-        best_entry = self.entry(self.best)
+        best_timing = self.timing(self.best)
         learning_rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
-        rate_rose = 0 < self.learning_rate < learning_rate
-        superseded_entry = self._entry_if_superseded(measured.candidate)
+        learning_rate_rose = 0 < self.learning_rate < learning_rate
+        superseded_timing = self._timing_if_superseded(measured.candidate)
         lost_s = (
             0.0
-            if best_entry is None or superseded_entry is None
-            else measured.steps * self.seconds_lost_per_step(superseded_entry, best_entry)
+            if best_timing is None or superseded_timing is None
+            else measured.steps * self.seconds_lost_per_step(superseded_timing, best_timing)
         )
         return replace(
             self,
@@ -138,21 +138,21 @@ class GoodputState:
             spent=self.spent + lost_s,
             energy=max(self.energy, energy),
             learning_rate=max(0.0, learning_rate),
-            rose_at=self.steps + measured.steps if rate_rose else self.rose_at,
+            rose_at=self.steps + measured.steps if learning_rate_rose else self.rose_at,
         )
 
-    def seconds_lost_per_step(self, entry: GoodputEntry, best: GoodputEntry) -> float:
+    def seconds_lost_per_step(self, timing: StepTiming, best_timing: StepTiming) -> float:
         """Return the seconds by which a candidate's step is longer than the best candidate's time for equal progress.
 
         The result is 0 or more.
 
         Args:
-            entry: measurement of the candidate.
-            best: measurement of the best candidate.
+            timing: measurement of the candidate.
+            best_timing: measurement of the best candidate.
         """
-        return max(0.0, entry.seconds - self.least_efficiency(entry.position) / self.goodput(best))
+        return max(0.0, timing.seconds - self.least_efficiency(timing.position) / self.goodput(best_timing))
 
-    def _entry_if_superseded(self, candidate: Candidate) -> GoodputEntry | None:
+    def _timing_if_superseded(self, candidate: Candidate) -> StepTiming | None:
         """Return the measurement of a candidate that still runs, although the controller decided on another candidate.
 
         Args:
@@ -163,7 +163,7 @@ class GoodputState:
         """
         if candidate == self.running or candidate == self.forecasts[self.best].candidate:
             return None
-        return next((entry for entry in self.entries if self.forecasts[entry.position].candidate == candidate), None)
+        return next((timing for timing in self.entries if self.forecasts[timing.position].candidate == candidate), None)
 
     @property
     def warming_up(self) -> bool:
@@ -186,37 +186,37 @@ class GoodputState:
         """Object that computes bounds of the step times of all candidates, from the measured step times."""
         return StepTimeBounds(self.forecasts, self.entries, self.floors, self.windows, self.moved, self.slowed)
 
-    def entry(self, position: int) -> GoodputEntry | None:
+    def timing(self, position: int) -> StepTiming | None:
         """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
-        return self.step_time_bounds.entry(position)
+        return self.step_time_bounds.timing(position)
 
     def enter_measurement(self, seconds: float, weight: float = 1.0) -> GoodputState:
-        """Return the state with the running candidate's entry updated by the window that has ended.
+        """Return the state with the running candidate's timing updated by the window that has ended.
 
         Args:
             seconds: median time of the candidate's steps in the window, in seconds.
             weight: weight of this window in the new mean step time, in [0, 1]; the weight of the candidate's earlier
-                entry is ``1 - weight``. Without an earlier entry, ``seconds`` counts alone.
+                timing is ``1 - weight``. Without an earlier timing, ``seconds`` counts alone.
         """
-        entry_before_window = self.entry(self.position)
-        other_entries = tuple(entry for entry in self.entries if entry.position != self.position)
-        efficiency, saved = self.forecast.efficiency_at(self.window.gain), self.window.median_times
+        timing_before_window = self.timing(self.position)
+        other_timings = tuple(timing for timing in self.entries if timing.position != self.position)
+        efficiency, median_times = self.forecast.efficiency_at(self.window.gain), self.window.median_exchange_times
         standard_error_s = self.window.standard_error_s
         if self.running.mode == "native":
             standard_error_s = NATIVE_STEP_DEVIATION * seconds / math.sqrt(max(1, self.window.steps))
-        entry = GoodputEntry(
+        timing = StepTiming(
             position=self.position,
             seconds=seconds,
             window=self.windows,
             efficiency=efficiency,
-            saved=saved,
+            saved=median_times,
             doubt=standard_error_s,
         )
         return replace(
             self,
             entries=(
-                *other_entries,
-                entry if entry_before_window is None else entry.mean_with(entry_before_window, weight),
+                *other_timings,
+                timing if timing_before_window is None else timing.mean_with(timing_before_window, weight),
             ),
         )
 
@@ -239,21 +239,27 @@ class GoodputState:
         ratio = self._exchange_ratio(MEASURABLE_EXCHANGE_FRACTION)
         return ratio is not None and ratio < 1 / 2
 
-    def _exchange_ratio(self, smallest: float) -> float | None:
+    def _exchange_ratio(self, min_step_fraction: float) -> float | None:
         """Return the running candidate's exchange time in this window / its exchange time in the earlier measurement.
 
         Args:
-            smallest: fraction of a step, in [0, 1], that the exchange must have exceeded in the earlier measurement.
+            min_step_fraction: fraction of a step, in [0, 1], that the exchange must have exceeded in the earlier
+                measurement.
 
         Returns:
             The ratio; ``None`` if an exchange time is not known, or too small.
         """
-        entry, medians = self.entry(self.position), self.window.median_times
-        if entry is None or entry.saved is None or medians is None or not entry.saved[2] > smallest * entry.seconds:
+        timing, median_times = self.timing(self.position), self.window.median_exchange_times
+        if (
+            timing is None
+            or timing.saved is None
+            or median_times is None
+            or not timing.saved[2] > min_step_fraction * timing.seconds
+        ):
             return None
-        return medians[2] / entry.saved[2]
+        return median_times[2] / timing.saved[2]
 
-    def after_drift(self, seconds: float, at_once: bool = False) -> GoodputState:
+    def after_drift(self, seconds: float, apply_whole_change: bool = False) -> GoodputState:
         """Return the state with measured step times adapted to the machine's speed in the window that has ended.
 
         The machine may have become faster or slower. The seconds of a step without its wait for the exchange show by
@@ -266,56 +272,62 @@ class GoodputState:
 
         Args:
             seconds: median time of the running candidate's steps in the window, in seconds.
-            at_once: true: apply the whole change, even if it is within the standard errors; false: apply half of the
-                change.
+            apply_whole_change: true: apply the whole change, even if it is within the standard errors; false: apply
+                half of the change.
         """
-        entry_before_window = self.entry(self.position)
-        assert entry_before_window is not None
-        weight = 1.0 if at_once else 0.5
+        timing_before_window = self.timing(self.position)
+        assert timing_before_window is not None
+        weight = 1.0 if apply_whole_change else 0.5
         updated_state = self.enter_measurement(seconds, weight)
         if self.running.mode == "native":  # its wait is not known, so a small change counts as one of the machine
-            ratio = 1 + weight * (seconds / entry_before_window.seconds - 1)
-            entries = (
-                entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
+            work_ratio = 1 + weight * (seconds / timing_before_window.seconds - 1)
+            scaled_timings = (
+                timing if timing.position == self.position else timing.scale_work(work_ratio)
+                for timing in updated_state.entries
             )
-            return replace(updated_state, entries=tuple(entries))
-        is_within_errors = abs(seconds - entry_before_window.seconds) <= STANDARD_ERRORS * math.hypot(
-            entry_before_window.doubt, self.window.standard_error_s
+            return replace(updated_state, entries=tuple(scaled_timings))
+        is_within_errors = abs(seconds - timing_before_window.seconds) <= STANDARD_ERRORS * math.hypot(
+            timing_before_window.doubt, self.window.standard_error_s
         )
-        if entry_before_window.saved is None or self.window.median_times is None or (is_within_errors and not at_once):
+        if (
+            timing_before_window.saved is None
+            or self.window.median_exchange_times is None
+            or (is_within_errors and not apply_whole_change)
+        ):
             return updated_state
         busy_s, busy_before_s = (
-            seconds - self.window.median_times[0],
-            entry_before_window.seconds - entry_before_window.saved[0],
+            seconds - self.window.median_exchange_times[0],
+            timing_before_window.seconds - timing_before_window.saved[0],
         )
-        ratio = 1 + weight * (busy_s / busy_before_s - 1) if min(busy_s, busy_before_s) > 0 else 1.0
-        entries = (
-            entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
+        work_ratio = 1 + weight * (busy_s / busy_before_s - 1) if min(busy_s, busy_before_s) > 0 else 1.0
+        scaled_timings = (
+            timing if timing.position == self.position else timing.scale_work(work_ratio)
+            for timing in updated_state.entries
         )
-        return replace(updated_state, entries=tuple(entries))
+        return replace(updated_state, entries=tuple(scaled_timings))
 
-    def belief(self, position: int, by_gain: float | None = None) -> Belief:
+    def belief(self, position: int, efficiency_at_gain: float | None = None) -> Belief:
         """Return the belief about a candidate's statistical efficiency, corrected by this run's switchback trials.
 
         Args:
             position: index of the candidate in ``forecasts``.
-            by_gain: median efficiency before the correction, which the forecast states for a measured gain. ``None``:
-                the efficiency in the candidate's last measurement, or in the forecast if not measured.
+            efficiency_at_gain: median efficiency before the correction, which the forecast states for a measured gain.
+                ``None``: the efficiency in the candidate's last measurement, or in the forecast if not measured.
         """
         forecast = self.forecasts[position]
-        if by_gain is None:
-            measured_entry = self.entry(position)
-            by_gain = measured_entry.efficiency if measured_entry else forecast.efficiency
-        return corrected_belief(self.forecasts, position, by_gain, self.learned)
+        if efficiency_at_gain is None:
+            candidate_timing = self.timing(position)
+            efficiency_at_gain = candidate_timing.efficiency if candidate_timing else forecast.efficiency
+        return corrected_belief(self.forecasts, position, efficiency_at_gain, self.learned)
 
-    def trial_results(self, position: int) -> Learned | None:
+    def trial_results(self, position: int) -> TrialResults | None:
         """Return the results of switchback trials of the candidate at index ``position``; ``None`` without trials."""
-        return next((learned for learned in self.learned if learned.candidate == position), None)
+        return next((results for results in self.learned if results.candidate == position), None)
 
     def was_tried(self, position: int) -> bool:
         """True if switchback trials have measured the progress of the candidate at index ``position``."""
-        learned = self.trial_results(position)
-        return learned is not None and learned.trials > 0
+        results = self.trial_results(position)
+        return results is not None and results.trials > 0
 
     def efficiency(self, position: int) -> float:
         """Return the median of the belief about the efficiency of the candidate at index ``position``."""
@@ -344,21 +356,23 @@ class GoodputState:
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
         """
-        entry_before_window = self.entry(self.position)
-        assert entry_before_window is not None
-        fraction, slowdown_s = 1 / self.forecast.wire_ratio, seconds - entry_before_window.seconds
+        timing_before_window = self.timing(self.position)
+        assert timing_before_window is not None
+        sent_fraction, slowdown_s = 1 / self.forecast.wire_ratio, seconds - timing_before_window.seconds
         floors = {}
-        for entry in self.entries:
-            other_fraction = 1 / self.forecasts[entry.position].wire_ratio
-            more_overlap = overlap_fraction(self.forecasts[entry.position]) - overlap_fraction(self.forecast)
-            if entry.position == self.position or (slowdown_s <= 0 and (other_fraction > fraction or more_overlap < 0)):
+        for timing in self.entries:
+            other_sent_fraction = 1 / self.forecasts[timing.position].wire_ratio
+            overlap_difference = overlap_fraction(self.forecasts[timing.position]) - overlap_fraction(self.forecast)
+            if timing.position == self.position or (
+                slowdown_s <= 0 and (other_sent_fraction > sent_fraction or overlap_difference < 0)
+            ):
                 continue
-            is_proportional = (other_fraction > fraction) == (slowdown_s > 0) and not (
-                slowdown_s > 0 and more_overlap > 0
+            is_proportional = (other_sent_fraction > sent_fraction) == (slowdown_s > 0) and not (
+                slowdown_s > 0 and overlap_difference > 0
             )
-            change_s = slowdown_s * other_fraction / fraction if is_proportional else 0.0
-            floors[entry.position] = (1 - STEP_TIME_NOISE) * max(0.0, entry.seconds + change_s)
-        return self._without_entries(tuple(floors.items()), slowed=slowdown_s > 0).enter_measurement(seconds)
+            change_s = slowdown_s * other_sent_fraction / sent_fraction if is_proportional else 0.0
+            floors[timing.position] = (1 - STEP_TIME_NOISE) * max(0.0, timing.seconds + change_s)
+        return self._without_timings(tuple(floors.items()), slowed=slowdown_s > 0).enter_measurement(seconds)
 
     def after_slow_trial(self, seconds: float) -> GoodputState:
         """Return the state after a trial whose steps were so slow that the link must have become slower.
@@ -368,9 +382,9 @@ class GoodputState:
         Args:
             seconds: time of a step of the tried candidate, in seconds.
         """
-        return replace(self._without_entries((), slowed=True), best=self.position).enter_measurement(seconds)
+        return replace(self._without_timings((), slowed=True), best=self.position).enter_measurement(seconds)
 
-    def _without_entries(self, floors: tuple[tuple[int, float], ...], slowed: bool) -> GoodputState:
+    def _without_timings(self, floors: tuple[tuple[int, float], ...], slowed: bool) -> GoodputState:
         """Return the state without measurements of step times, after the link changed.
 
         Args:
@@ -391,8 +405,8 @@ class GoodputState:
             seconds: median time of the suspect's steps now, in seconds.
             min_decrease: relative decrease of the step time above which the steps count as fast again.
         """
-        entry = self.entry(self.position)
-        return self.position == self.suspect and entry is not None and seconds < (1 - min_decrease) * entry.seconds
+        timing = self.timing(self.position)
+        return self.position == self.suspect and timing is not None and seconds < (1 - min_decrease) * timing.seconds
 
     def without_suspect(self) -> GoodputState:
         """Return the state with ``suspect`` cleared if that candidate runs now, since its steps were timed again."""
@@ -402,25 +416,27 @@ class GoodputState:
         """True if the candidate at index ``position`` sends fewer bytes per exchange than the one at index ``than``."""
         return exchange_fraction(self.forecasts[position]) < exchange_fraction(self.forecasts[than])
 
-    def goodput(self, entry: GoodputEntry) -> float:
+    def goodput(self, timing: StepTiming) -> float:
         """Return a measured candidate's goodput: steps per second times the lower bound of their efficiency."""
-        return self.belief(entry.position, entry.efficiency).lower_bound / entry.seconds
+        return self.belief(timing.position, timing.efficiency).lower_bound / timing.seconds
 
-    def largest_gain(self, entry: GoodputEntry) -> float:
+    def largest_improvement(self, timing: StepTiming) -> float:
         """Return an upper bound of what any other candidate can gain over a measured candidate; a fraction, 0 to 1.
 
         The bound adds the fractions of the measured step's time that went to waiting, to coding and to gravac's hook,
         and the relative increase of progress per step with the candidate of highest efficiency.
 
         Args:
-            entry: measurement of the candidate that the others are compared with.
+            timing: measurement of the candidate that the others are compared with.
         """
-        waited_s, coded_s, _ = self.step_time_bounds.exchange_times(entry)
-        is_hook = self.forecasts[entry.position].candidate.mode == "hook"
+        waited_s, coded_s, _ = self.step_time_bounds.exchange_times(timing)
+        is_hook = self.forecasts[timing.position].candidate.mode == "hook"
         has_native = any(forecast.candidate.mode == "native" for forecast in self.forecasts)
         highest_efficiency = max(forecast.least_efficiency for forecast in self.forecasts)
-        more_progress = highest_efficiency / max(self.least_efficiency(entry.position), 1e-9) - 1
+        progress_increase = highest_efficiency / max(self.least_efficiency(timing.position), 1e-9) - 1
         return min(
             1.0,
-            (waited_s + coded_s) / entry.seconds + HOOK_OVERHEAD * (is_hook and has_native) + max(0.0, more_progress),
+            (waited_s + coded_s) / timing.seconds
+            + HOOK_OVERHEAD * (is_hook and has_native)
+            + max(0.0, progress_increase),
         )

@@ -112,7 +112,7 @@ class GraVAC(Settings):
         return not self.paper_literal
 
     @property
-    def sixteen_bit(self) -> bool:
+    def chooses_sixteen_bit(self) -> bool:
         """True if dense in 16 bit may be a candidate; false for Algorithm 1 as printed."""
         return not self.paper_literal
 
@@ -130,12 +130,12 @@ class GraVAC(Settings):
         The warm-up starts at the lowest CF. If no candidate compresses, dense runs for the whole run. Algorithm 1 as
         printed also starts with dense.
         """
-        candidates = _in_hook(forecasts)
+        candidates = _hook_candidates(forecasts)
         if self.paper_literal:
             return literal.start(candidates)
         state = GravacState(candidates, EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
         state = replace(state, native=_native_cfs(forecasts))
-        position = state.lowest if state.compresses else state.fallback
+        position = state.lowest_position if state.compresses else state.fallback_position
         candidate = candidates[position]
         reason = (
             f"start at {candidate}, the lowest CF, to measure its gain after a warm-up of {self.warmup} steps"
@@ -182,10 +182,12 @@ class GraVAC(Settings):
         gain of θ_min (the lowest CF in use) must be measured in the last window before compression may begin again. In
         float16, gradients must also be far from overflow.
         """
-        fits_format = state.running.cf == 1 or fits_float16(state.energy)
-        may_run = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits_format
+        fits_wire_dtype = state.running.cf == 1 or fits_float16(state.energy)
+        may_run_native = (
+            state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits_wire_dtype
+        )
         needs_no_shadow = not (state.compresses and state.rests_at_dense) or state.windows + 1 < state.rest_until
-        return replace(state, by_itself=may_run and needs_no_shadow)
+        return replace(state, by_itself=may_run_native and needs_no_shadow)
 
     def _decision(self, state: GravacState, reason: str = "", summary: Summary | None = None) -> Decision:
         """Return the decision to run the state's candidate, with the shadow CFs: those to evaluate without sending.
@@ -227,16 +229,21 @@ class GraVAC(Settings):
         if isinstance(state, LiteralState):
             check_positions({"running": [state.running]}, len(candidates))
             return
-        entries = [entry.position for entry in state.entries]
-        positions = {"position": [state.position], "floor": [state.floor], "queue": state.queue, "entries": entries}
-        check_positions(positions, len(candidates))
+        entry_positions = [entry.position for entry in state.entries]
+        positions_by_field = {
+            "position": [state.position],
+            "floor": [state.floor],
+            "queue": state.queue,
+            "entries": entry_positions,
+        }
+        check_positions(positions_by_field, len(candidates))
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
         If the candidates, or the setting ``paper_literal``, differ from those at the dump, the search starts again.
         """
-        candidates = _in_hook(forecasts)
+        candidates = _hook_candidates(forecasts)
         if dumped["candidates"] != identify(candidates) or dumped["algorithm"] != self._algorithm:
             fresh_state, decision = self.start(forecasts)
             has_other_candidates = dumped["candidates"] != identify(candidates)
@@ -278,14 +285,16 @@ class GraVAC(Settings):
         if state.rests_at_dense:
             rest_ends = state.compresses and state.windows + 1 >= state.rest_until
             return (state.candidates[state.floor].cf,) if rest_ends else ()
-        untried = state.after_lowest if state.phase == WARM_UP else state.queue
-        return tuple(state.candidates[position].cf for position in untried if position > state.lowest)[:SHADOWS]
+        untried_positions = state.positions_after_lowest if state.phase == WARM_UP else state.queue
+        return tuple(
+            state.candidates[position].cf for position in untried_positions if position > state.lowest_position
+        )[:SHADOWS]
 
     def _evaluate_window(self, state: GravacState) -> tuple[GravacState, str]:
         """Evaluate the window that has ended, by the rules of the phase; return the state, and the reason as text."""
         if state.phase == EXPLOIT:
             return self._evaluate_chosen(state)
-        if state.position == state.lowest:
+        if state.position == state.lowest_position:
             return self._evaluate_lowest(state)
         return self._evaluate_candidate(state)
 
@@ -297,16 +306,21 @@ class GraVAC(Settings):
         Returns:
             The state with the next candidate, and the reason as text.
         """
-        gain, lowest = state.window.gain, state.running
+        gain, lowest_candidate = state.window.gain, state.running
         threshold = self.epsilon * max(gain, 0.0) if self.epsilon_mode == "calibrated" else self.epsilon
         state = replace(
-            state, phase=EXPLORE, threshold=threshold, floor=state.lowest, queue=state.after_lowest, entries=()
+            state,
+            phase=EXPLORE,
+            threshold=threshold,
+            floor=state.lowest_position,
+            queue=state.positions_after_lowest,
+            entries=(),
         )
         if gain < threshold:
-            at_dense = state.rest_at_dense(self.dwell)
-            reason = f"gain {gain:.3g} at {lowest}, the lowest CF that compresses, is below ε {threshold:.3g}"
-            return at_dense, f"{reason}: switched to {at_dense.running}"
-        reason = f"gain {gain:.3g} at {lowest}, the lowest CF that compresses,"
+            dense_state = state.rest_at_dense(self.dwell)
+            reason = f"gain {gain:.3g} at {lowest_candidate}, the lowest CF that compresses, is below ε {threshold:.3g}"
+            return dense_state, f"{reason}: switched to {dense_state.running}"
+        reason = f"gain {gain:.3g} at {lowest_candidate}, the lowest CF that compresses,"
         if self.epsilon_mode == "absolute":
             reason += f" is at least ε {threshold:.3g}"
         else:
@@ -344,9 +358,9 @@ class GraVAC(Settings):
         t_compression = state.window.summary(state.phase).t_compression or 0.0
         entry = GravacEntry(state.position, state.window.gain, t_compression, state.windows)
         other_entries = [
-            other
-            for other in state.entries
-            if state.windows - other.window < self.expire and other.position != state.position
+            earlier_entry
+            for earlier_entry in state.entries
+            if state.windows - earlier_entry.window < self.expire and earlier_entry.position != state.position
         ]
         return replace(state, entries=(*other_entries, entry))
 
@@ -369,10 +383,10 @@ class GraVAC(Settings):
         candidate = state.candidates[next_position]
         shadow_gain = state.window.shadow_gain(candidate.cf)
         if shadow_gain is not None and shadow_gain < state.threshold:
-            refusal = f"computed without sending, is below ε: {candidate} and all higher CFs are not tried"
-            return self._end_search(state, f"{reason}; gain {shadow_gain:.3g} at {candidate}, {refusal}")
-        purpose = ", to compare its compression throughput" if candidate.dense else ""
-        return replace(state, position=next_position, queue=state.queue[1:]), f"{reason}; try {candidate}{purpose}"
+            refusal_text = f"computed without sending, is below ε: {candidate} and all higher CFs are not tried"
+            return self._end_search(state, f"{reason}; gain {shadow_gain:.3g} at {candidate}, {refusal_text}")
+        purpose_text = ", to compare its compression throughput" if candidate.dense else ""
+        return replace(state, position=next_position, queue=state.queue[1:]), f"{reason}; try {candidate}{purpose_text}"
 
     def _saturated_pair(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
         """Return the two measurements of highest throughput if these differ by at most the share ``omega``.
@@ -383,12 +397,13 @@ class GraVAC(Settings):
             The measurement of the lower CF, and that of the higher CF. ``None`` if the throughputs differ by more, or
             if fewer than two candidates have a throughput above 0.
         """
-        best_two = sorted(state.entries, key=lambda entry: entry.t_compression)[-2:]
-        if len(best_two) < 2 or not best_two[0].t_compression:
+        best_two_entries = sorted(state.entries, key=lambda entry: entry.t_compression)[-2:]
+        if len(best_two_entries) < 2 or not best_two_entries[0].t_compression:
             return None
-        if (best_two[1].t_compression - best_two[0].t_compression) / best_two[0].t_compression > self.omega:
+        second_throughput, best_throughput = (entry.t_compression for entry in best_two_entries)
+        if (best_throughput - second_throughput) / second_throughput > self.omega:
             return None
-        lower_entry, higher_entry = sorted(best_two, key=lambda entry: entry.position)
+        lower_entry, higher_entry = sorted(best_two_entries, key=lambda entry: entry.position)
         return lower_entry, higher_entry
 
     def _end_search(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
@@ -406,11 +421,12 @@ class GraVAC(Settings):
         saturated_pair = self._saturated_pair(state)
         if saturated_pair is not None:
             selected_entry = saturated_pair[0]
-            lower, higher = (state.candidates[entry.position] for entry in saturated_pair)
+            lower_candidate, higher_candidate = (state.candidates[entry.position] for entry in saturated_pair)
             reason += (
                 f"; the two best compression throughputs differ by at most {100 * self.omega:g} % (ω), "
-                f"{saturated_pair[0].t_compression:.4g} samples/s at {lower} and {saturated_pair[1].t_compression:.4g} "
-                f"samples/s at {higher}: run {lower}, the lower CF"
+                f"{saturated_pair[0].t_compression:.4g} samples/s at {lower_candidate} and "
+                f"{saturated_pair[1].t_compression:.4g} samples/s at {higher_candidate}: run "
+                f"{lower_candidate}, the lower CF"
             )
         else:
             selected_entry = max(state.entries, key=lambda entry: (entry.t_compression, -entry.position))
@@ -422,7 +438,7 @@ class GraVAC(Settings):
                 second_entry = max(other_entries, key=lambda entry: entry.t_compression)
                 second_candidate = state.candidates[second_entry.position]
                 reason += f" (second best: {second_entry.t_compression:.4g} samples/s at {second_candidate})"
-        floor = max(state.lowest, min(state.floor, selected_entry.position))
+        floor = max(state.lowest_position, min(state.floor, selected_entry.position))
         if floor < state.floor:
             reason += f"; θ_min falls back to the CF of {state.candidates[floor]}"
         rest_until = state.windows + state.dwell
@@ -445,16 +461,16 @@ class GraVAC(Settings):
         if gain < state.threshold:
             reason = f"gain {gain:.3g} at {candidate} fell below ε {state.threshold:.3g}"
             if state.position > state.floor:
-                at_floor = replace(state, position=state.floor, reference=None)
-                return at_floor, f"{reason}: down to {at_floor.running}"
-            at_dense = state.rest_at_dense(self.dwell)
-            return at_dense, f"{reason}: switched to {at_dense.running}"
+                floor_state = replace(state, position=state.floor, reference=None)
+                return floor_state, f"{reason}: down to {floor_state.running}"
+            dense_state = state.rest_at_dense(self.dwell)
+            return dense_state, f"{reason}: switched to {dense_state.running}"
         state, change_text = self._detect_change(state)
         if change_text:
             return self._search_again(state, change_text, state.dwell)
         may_search = state.windows >= state.rest_until
-        gain_moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
-        if may_search and (gain_moved or candidate.dense):
+        gain_has_moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
+        if may_search and (gain_has_moved or candidate.dense):
             if state.reference is None:
                 reason = (
                     f"{candidate} runs because a gain at a higher CF was below ε {state.threshold:.3g}; no search "
@@ -478,9 +494,14 @@ class GraVAC(Settings):
             reason: reason for the search, as text.
             dwell: smallest number of windows from the end of this search to the start of the next.
         """
-        lowest = state.lowest
+        lowest_position = state.lowest_position
         search_state = replace(
-            state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.after_lowest, dwell=dwell
+            state,
+            phase=EXPLORE,
+            position=lowest_position,
+            floor=lowest_position,
+            queue=state.positions_after_lowest,
+            dwell=dwell,
         )
         return search_state, f"{reason}: try the CFs again, from {search_state.running} upwards"
 
@@ -491,15 +512,15 @@ class GraVAC(Settings):
             The state, and the reason for a new search as text. The reason is empty if neither the samples per second
             nor the learning rate changed enough.
         """
-        current_speed, current_rate = state.window.t_system, state.learning_rate
-        if state.speed is None or current_speed is None:
-            return replace(state, speed=current_speed, off=0, rate=state.rate or current_rate), ""
-        off_count = state.off + 1 if abs(current_speed - state.speed) > self.change * state.speed else 0
+        current_t_system, current_rate = state.window.t_system, state.learning_rate
+        if state.speed is None or current_t_system is None:
+            return replace(state, speed=current_t_system, off=0, rate=state.rate or current_rate), ""
+        off_count = state.off + 1 if abs(current_t_system - state.speed) > self.change * state.speed else 0
         state = replace(state, off=off_count)
         if off_count > 1:
             return state, (
-                f"{current_speed:.4g} samples/s at {state.running} instead of {state.speed:.4g} samples/s in its first "
-                "window"
+                f"{current_t_system:.4g} samples/s at {state.running} instead of {state.speed:.4g} samples/s in its "
+                "first window"
             )
         if current_rate is not None and state.rate and current_rate < (1 - self.fall) * state.rate:
             return state, f"the learning rate fell from {state.rate:.3g} to {current_rate:.3g}"
@@ -515,33 +536,33 @@ class GraVAC(Settings):
         Returns:
             The state with the next candidate, and the reason as text.
         """
-        lowest = state.candidates[state.floor]
-        shadow_gain = state.window.shadow_gain(lowest.cf)
+        floor_candidate = state.candidates[state.floor]
+        shadow_gain = state.window.shadow_gain(floor_candidate.cf)
         if state.windows < state.rest_until:
             return state, (
                 f"keep {state.running} at least until window {state.rest_until} (now: window {state.windows}), since a "
                 f"gain was below ε {state.threshold:.3g}"
             )
         if shadow_gain is None:
-            return state, f"keep {state.running}: the gain at {lowest} was not computed in this window"
+            return state, f"keep {state.running}: the gain at {floor_candidate} was not computed in this window"
         if shadow_gain < state.threshold:
             if state.running.cf in state.native:
                 state = state.rest_at_dense(self.dwell)
             return (
                 state,
-                f"keep {state.running}: gain {shadow_gain:.3g} at {lowest}, computed without sending, is below ε "
-                f"{state.threshold:.3g}",
+                f"keep {state.running}: gain {shadow_gain:.3g} at {floor_candidate}, computed without sending, is "
+                f"below ε {state.threshold:.3g}",
             )
         rest_until = state.windows + state.dwell
         compressing_state = replace(state, phase=EXPLOIT, position=state.floor, reference=None, rest_until=rest_until)
         return (
             compressing_state,
-            f"gain {shadow_gain:.3g} at {lowest}, computed without sending, reaches ε {state.threshold:.3g}: back to "
-            f"{lowest}",
+            f"gain {shadow_gain:.3g} at {floor_candidate}, computed without sending, reaches ε "
+            f"{state.threshold:.3g}: back to {floor_candidate}",
         )
 
 
-def _in_hook(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:
+def _hook_candidates(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:
     """Return the candidates in mode ``hook``, without duplicates, in the order of the forecasts.
 
     Each native candidate is replaced by the hook candidate of the same compressor and CF.

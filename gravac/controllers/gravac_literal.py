@@ -78,27 +78,27 @@ class LiteralState:
     throughput: tuple[tuple[Factor, Finite], ...] = ()
     steps: Count = 0
 
-    def nearest_to(self, cf: float) -> int:
+    def position_nearest_to(self, cf: float) -> int:
         """Return the index of the compressed candidate of the CF nearest to ``cf`` by ratio; 0 if only dense exists."""
         positions = range(1, len(self.candidates))
         return min(positions, key=lambda position: abs(math.log(self.candidates[position].cf / cf)), default=0)
 
     @property
-    def floor(self) -> int:
+    def floor_position(self) -> int:
         """Index, in ``candidates``, of the candidate at θ_min, the lowest CF in use."""
-        return self.nearest_to(self.theta_min)
+        return self.position_nearest_to(self.theta_min)
 
     @property
-    def candidate(self) -> int:
+    def tried_position(self) -> int:
         """Index, in ``candidates``, of the candidate at θ_s θ_min, the CF that is tried."""
-        return self.nearest_to(self.theta_s * self.theta_min)
+        return self.position_nearest_to(self.theta_s * self.theta_min)
 
 
 def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
     """Return the state before the first step, and the decision for that step: dense, until gains are known."""
-    lowest = candidates[1].cf if len(candidates) > 1 else 1.0
+    lowest_cf = candidates[1].cf if len(candidates) > 1 else 1.0
     state = LiteralState(
-        candidates=tuple(candidates), running=0, theta_min=lowest, theta_s=2.0, window=Window(candidates[0])
+        candidates=tuple(candidates), running=0, theta_min=lowest_cf, theta_s=2.0, window=Window(candidates[0])
     )
     return state, replace(
         decide(state), reason=f"start at {candidates[0]}, as Algorithm 1 of the GraVAC paper does until gains are known"
@@ -111,7 +111,9 @@ def decide(state: LiteralState) -> Decision:
     The decision also lists two shadow CFs, whose gain ranks compute without sending: the lowest CF in use (θ_min), and
     the CF that is tried (θ_s θ_min).
     """
-    shadow_cfs = sorted({state.candidates[position].cf for position in (state.floor, state.candidate) if position})
+    shadow_cfs = sorted(
+        {state.candidates[position].cf for position in (state.floor_position, state.tried_position) if position}
+    )
     return Decision(state.candidates[state.running], tuple(shadow_cfs))
 
 
@@ -145,17 +147,17 @@ def _update(settings: LiteralSettings, state: LiteralState, measured: Measuremen
     """
     if not (math.isfinite(measured.error + measured.energy) and measured.energy > 0):
         return state
-    gains = {cf: 1 - error / measured.energy for cf, error in measured.shadow if math.isfinite(error)}
-    delta_min = _smooth(settings.ewma, state.delta_min, gains.get(state.candidates[state.floor].cf))
-    delta_c = _smooth(settings.ewma, state.delta_c, gains.get(state.candidates[state.candidate].cf))
+    gain_by_cf = {cf: 1 - error / measured.energy for cf, error in measured.shadow if math.isfinite(error)}
+    delta_min = _smooth(settings.ewma, state.delta_min, gain_by_cf.get(state.candidates[state.floor_position].cf))
+    delta_c = _smooth(settings.ewma, state.delta_c, gain_by_cf.get(state.candidates[state.tried_position].cf))
     state = replace(state, delta_min=delta_min, delta_c=delta_c)
-    gain_by_position = {state.candidate: delta_c, state.floor: delta_min, 0: 1.0}
+    gain_by_position = {state.tried_position: delta_c, state.floor_position: delta_min, 0: 1.0}
     position = next((i for i, candidate in enumerate(state.candidates) if candidate == measured.candidate), 0)
     gain = gain_by_position.get(position)
     if gain is None or not (measured.seconds > 0):
         return state
-    throughput = {**dict(state.throughput), measured.candidate.cf: measured.samples / measured.seconds * gain}
-    return replace(state, throughput=tuple(sorted(throughput.items())))
+    throughput_by_cf = {**dict(state.throughput), measured.candidate.cf: measured.samples / measured.seconds * gain}
+    return replace(state, throughput=tuple(sorted(throughput_by_cf.items())))
 
 
 def _smooth(weight: float, average: float | None, gain: float | None) -> float | None:
@@ -179,15 +181,15 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
     """
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return (
-            state.candidate,
+            state.tried_position,
             f"gain {state.delta_c:.3g} at the CF that is tried reaches ε {settings.epsilon:.3g}: run "
-            f"{state.candidates[state.candidate]}",
+            f"{state.candidates[state.tried_position]}",
         )
     if state.delta_min is not None and state.delta_min >= settings.epsilon:
         return (
-            state.floor,
-            f"gain {state.delta_min:.3g} at {state.candidates[state.floor]}, the lowest CF in use (θ_min), is at least "
-            f"ε {settings.epsilon:.3g}: run {state.candidates[state.floor]}",
+            state.floor_position,
+            f"gain {state.delta_min:.3g} at {state.candidates[state.floor_position]}, the lowest CF in use (θ_min), is "
+            f"at least ε {settings.epsilon:.3g}: run {state.candidates[state.floor_position]}",
         )
     return 0, f"no gain reaches ε {settings.epsilon:.3g}: run {state.candidates[0]}"
 
@@ -201,16 +203,16 @@ def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:
     """
     if len(state.candidates) == 1:
         return state
-    lowest, highest = state.candidates[1].cf, state.candidates[-1].cf
+    lowest_cf, highest_cf = state.candidates[1].cf, state.candidates[-1].cf
     delta_min, delta_c = state.delta_min, state.delta_c
     theta_s = state.theta_s**2 if settings.step == "exponential" else 2 * state.theta_s
     theta_min = state.theta_min
     if delta_min and delta_c is not None and abs(delta_min - delta_c) / delta_min <= settings.omega:
-        theta_min = min(theta_s * theta_min, highest)
-    by_throughput = sorted(state.throughput, key=lambda pair: pair[1])
+        theta_min = min(theta_s * theta_min, highest_cf)
+    by_throughput = sorted(state.throughput, key=lambda cf_and_throughput: cf_and_throughput[1])
     if len(by_throughput) > 1 and by_throughput[-2][1] > 0:
         (ideal_cf, second_throughput), (_, best_throughput) = by_throughput[-2:]
         if (best_throughput - second_throughput) / second_throughput <= settings.omega:
             theta_s = ideal_cf / theta_min
-    theta_s = max(min(theta_s, highest / theta_min), lowest / theta_min)
+    theta_s = max(min(theta_s, highest_cf / theta_min), lowest_cf / theta_min)
     return replace(state, theta_min=theta_min, theta_s=theta_s)

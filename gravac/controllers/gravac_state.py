@@ -102,24 +102,24 @@ class GravacState:
         return self.candidates[self.position]
 
     @property
-    def fallback(self) -> int:
+    def fallback_position(self) -> int:
         """Index of the dense candidate that sends fewest bytes; that candidate runs if no gain is high enough."""
         return sum(candidate.dense for candidate in self.candidates) - 1
 
     @property
-    def lowest(self) -> int:
+    def lowest_position(self) -> int:
         """Index of the compressed candidate of lowest CF; the number of candidates if all candidates are dense."""
-        return self.fallback + 1
+        return self.fallback_position + 1
 
     @property
     def compresses(self) -> bool:
         """True if there is a candidate that compresses."""
-        return self.lowest < len(self.candidates)
+        return self.lowest_position < len(self.candidates)
 
     @property
-    def after_lowest(self) -> tuple[int, ...]:
-        """Indices to try after ``lowest``: dense in 16 bit, if it is a candidate, then the higher CFs, ascending."""
-        return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest)
+    def positions_after_lowest(self) -> tuple[int, ...]:
+        """Indices to try after ``lowest_position``: dense in 16 bit if it is a candidate, then higher CFs."""
+        return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest_position)
 
     @property
     def rests_at_dense(self) -> bool:
@@ -148,15 +148,15 @@ class GravacState:
         Args:
             dwell: number of windows for which dense runs at least; the state's own ``dwell`` is used if larger.
         """
-        duration = max(self.dwell, dwell)
+        rest_windows = max(self.dwell, dwell)
         return replace(
             self,
             phase=EXPLOIT,
-            position=self.fallback,
+            position=self.fallback_position,
             queue=(),
             reference=None,
-            rest_until=self.windows + duration,
-            dwell=2 * duration,
+            rest_until=self.windows + rest_windows,
+            dwell=2 * rest_windows,
         )
 
     @property
@@ -166,6 +166,6 @@ class GravacState:
         ``"dense"``: steps that ran dense because no gain was high enough; ``"theta_min"``: steps at θ_min, the lowest
         CF in use; ``"candidate"``: all other steps.
         """
-        total = max(1, self.steps)
-        dense, floor = self.dense_steps / total, self.floor_steps / total
-        return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}
+        total_steps = max(1, self.steps)
+        dense_fraction, floor_fraction = self.dense_steps / total_steps, self.floor_steps / total_steps
+        return {"dense": dense_fraction, "theta_min": floor_fraction, "candidate": 1 - dense_fraction - floor_fraction}

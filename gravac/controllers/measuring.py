@@ -24,7 +24,7 @@ from gravac.controllers.progress import (
     SETTLING_STEPS,
     STRETCH_LENGTHS,
     TRIAL_STEPS,
-    Learned,
+    TrialResults,
     Trials,
     expected_scatter,
     value_of_trials,
@@ -41,36 +41,38 @@ MOST_CANDIDATES = 2
 result."""
 
 MOST_TRIALS_AHEAD = 6
-"""Largest number of further switchback trials that ``expected_gain`` considers together, since several trials may be
-worth their cost when a single one is too inexact."""
+"""Largest number of further switchback trials that ``expected_gain_steps`` considers together, since several trials may
+be worth their cost when a single one is too inexact."""
 
 FIRST_TRIAL_DEVIATION_FACTOR = 3.0
-"""Factor by which ``expected_gain`` multiplies the standard deviation of a belief before a candidate's first switchback
-trial. The belief may be further off than its deviation says. After n trials, the factor is divided by √(n + 1), but
-never below 1."""
+"""Factor by which ``expected_gain_steps`` multiplies the standard deviation of a belief before a candidate's first
+switchback trial. The belief may be further off than its deviation says. After n trials, the factor is divided by
+√(n + 1), but never below 1."""
 
 LARGEST_WIDENED_DEVIATION = 0.4
 """Largest standard deviation, of the logarithm of an efficiency, that ``FIRST_TRIAL_DEVIATION_FACTOR`` leads to. A
 belief of a larger deviation is not widened: that belief already admits almost any efficiency."""
 
 COST_WEIGHT = 2.0
-"""Factor by which ``expected_gain`` multiplies the cost of trials of a candidate that would not run without them. The
-cost is certain, but the gain is an expectation of beliefs. Trials of a candidate that runs anyway count at their cost,
-since they protect the run from a wrong belief. Before this factor, six runs of ``make measure-programs-links`` without
-a limit on the link made a trial of outer steps. After the trial, each run averaged gradients in each step again."""
+"""Factor by which ``expected_gain_steps`` multiplies the cost of trials of a candidate that would not run without them.
+The cost is certain, but the gain is an expectation of beliefs. Trials of a candidate that runs anyway count at their
+cost, since they protect the run from a wrong belief. Before this factor, six runs of ``make measure-programs-links``
+without a limit on the link made a trial of outer steps. After the trial, each run averaged gradients in each step
+again."""
 
 FIRST_TRIAL_FRACTION = 0.03
 """Fraction of a run's steps in which no switchback trial begins, since the loss falls too fast at first."""
 
 HIGHEST_EFFICIENCY = 1.0
-"""Highest efficiency that ``expected_gain`` counts on, unless trials already measured a higher one: a step of any
+"""Highest efficiency that ``expected_gain_steps`` counts on, unless trials already measured a higher one: a step of any
 candidate makes at most the progress of a dense step. None of the runs of ``make measure-progress`` showed more. Without
 this limit, a wide belief makes trials seem worth their cost even if the candidate's steps take longer than those of the
 best candidate."""
 
 SMALLEST_RATIO_DIVISOR = 0.3
-"""Smallest divisor in an estimate of ``expected_gain``: standard deviation of the logarithm of a ratio of efficiencies
-= standard deviation of the ratio / the ratio. If the ratio is smaller than this number, this number is the divisor."""
+"""Smallest divisor in an estimate of ``expected_gain_steps``: standard deviation of the logarithm of a ratio of
+efficiencies = standard deviation of the ratio / the ratio. If the ratio is smaller than this number, this number is the
+divisor."""
 
 NO_TRIALS_REASON = "switchback trials would cost more progress than they can gain"
 """Text of a decision reason if a run has a probe but makes no switchback trials: too few steps are to come, or there is
@@ -81,16 +83,17 @@ class TrialPlan(NamedTuple):
     """Switchback trials of one candidate that a run could make, and the gain expected of them.
 
     Attributes:
-        candidate: index of the candidate in ``GoodputState.forecasts``.
-        reference: index of the candidate that ``candidate`` would be compared with.
-        length: number of successive steps of the reference before the candidate's steps, and again after them.
-        gain: expected gain in progress minus the weighted cost, in steps of the best candidate; see ``expected_gain``.
+        candidate_position: index of the candidate in ``GoodputState.forecasts``.
+        reference_position: index of the candidate that this candidate would be compared with.
+        stretch_steps: number of successive steps of the reference before the candidate's steps, and again after them.
+        gain_steps: expected gain in progress minus the weighted cost, in steps of the best candidate; see
+            ``expected_gain_steps``.
     """
 
-    candidate: int
-    reference: int
-    length: int
-    gain: float
+    candidate_position: int
+    reference_position: int
+    stretch_steps: int
+    gain_steps: float
 
 
 def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Trials | None:
@@ -105,8 +108,12 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
     if not trials_may_begin(state, total_steps):
         return None
     if state.forecasts[state.best].candidate.mode == "outer":
-        hook_or_native = [entry for entry in state.entries if state.forecasts[entry.position].candidate.mode != "outer"]
-        compared_positions = [(state.best, max(hook_or_native, key=state.goodput).position)] if hook_or_native else []
+        hook_or_native_timings = [
+            timing for timing in state.entries if state.forecasts[timing.position].candidate.mode != "outer"
+        ]
+        compared_positions = (
+            [(state.best, max(hook_or_native_timings, key=state.goodput).position)] if hook_or_native_timings else []
+        )
     else:
         compared_positions = [
             (position, state.best)
@@ -114,29 +121,34 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
             if position != state.best and state.may_run(position)
         ]
     plans = [
-        TrialPlan(candidate, reference, length, gain)
-        for candidate, reference in compared_positions
-        for length in STRETCH_LENGTHS
-        if (gain := expected_gain(state, candidate, reference, length, total_steps, expire)) > 0
+        TrialPlan(candidate_position, reference_position, stretch_steps, gain_steps)
+        for candidate_position, reference_position in compared_positions
+        for stretch_steps in STRETCH_LENGTHS
+        if (
+            gain_steps := expected_gain_steps(
+                state, candidate_position, reference_position, stretch_steps, total_steps, expire
+            )
+        )
+        > 0
     ]
     if not plans:
         return None
-    plan = max(plans, key=lambda plan: (plan.gain, -plan.candidate, plan.length))
-    candidate = state.forecasts[plan.candidate].candidate
+    plan = max(plans, key=lambda plan: (plan.gain_steps, -plan.candidate_position, plan.stretch_steps))
+    candidate = state.forecasts[plan.candidate_position].candidate
     return Trials(
-        candidate=plan.candidate,
-        reference=plan.reference,
-        length=plan.length,
+        candidate=plan.candidate_position,
+        reference=plan.reference_position,
+        length=plan.stretch_steps,
         steps=steps_of_trial(candidate),
-        made=SETTLING_STEPS if plan.reference == state.position else 0,
-        earlier=state.trial_results(plan.candidate),
+        made=SETTLING_STEPS if plan.reference_position == state.position else 0,
+        earlier=state.trial_results(plan.candidate_position),
         overstatement=OUTER_OVERSTATEMENT if candidate.mode == "outer" else 1.0,
     )
 
 
 def trials_may_begin(state: GoodputState, total_steps: int | None) -> bool:
     """True if trials may begin: ``FIRST_TRIAL_FRACTION`` of the steps are made, and the learning rate has warmed up."""
-    return not state.warming_up and state.steps >= FIRST_TRIAL_FRACTION * _total_steps(state, total_steps)
+    return not state.warming_up and state.steps >= FIRST_TRIAL_FRACTION * _assumed_total_steps(state, total_steps)
 
 
 def steps_of_trial(candidate: Candidate) -> int:
@@ -147,8 +159,13 @@ def steps_of_trial(candidate: Candidate) -> int:
     return max(TRIAL_STEPS, 2 * candidate.every)
 
 
-def expected_gain(
-    state: GoodputState, candidate: int, reference: int, length: int, total_steps: int | None, expire: int
+def expected_gain_steps(
+    state: GoodputState,
+    candidate_position: int,
+    reference_position: int,
+    stretch_steps: int,
+    total_steps: int | None,
+    expire: int,
 ) -> float:
     """Return the gain expected of further switchback trials, minus their cost, which is weighted (``COST_WEIGHT``).
 
@@ -157,9 +174,9 @@ def expected_gain(
 
     Args:
         state: state of the search, with the results of trials so far.
-        candidate: index, in ``state.forecasts``, of the candidate whose progress trials would measure.
-        reference: index of the candidate that ``candidate`` would be compared with.
-        length: number of successive steps of the reference before the candidate's steps, and again after them.
+        candidate_position: index, in ``state.forecasts``, of the candidate whose progress trials would measure.
+        reference_position: index of the candidate that this candidate would be compared with.
+        stretch_steps: number of successive steps of the reference before the candidate's steps, and again after them.
         total_steps: number of steps of the run; ``None``: not known, so twice the steps so far are assumed.
         expire: age of a measured step time, in windows, from which only half of the time counts as lower bound; see
             ``StepTimeBounds.shortest_step_seconds``.
@@ -168,17 +185,17 @@ def expected_gain(
         Gain minus weighted cost for the number of trials, from 1 to ``MOST_TRIALS_AHEAD``, with which that difference
         is largest. 0 if trials cost more than they gain, or are not allowed.
     """
-    earlier_results = state.trial_results(candidate)
+    earlier_results = state.trial_results(candidate_position)
     if earlier_results is None and len(state.learned) >= MOST_CANDIDATES:
         return 0.0
-    if earlier_results is not None and (earlier_results.reference != reference or not earlier_results.trials):
+    if earlier_results is not None and (earlier_results.reference != reference_position or not earlier_results.trials):
         return 0.0
-    run_steps = _total_steps(state, total_steps)
+    run_steps = _assumed_total_steps(state, total_steps)
     steps_to_come = run_steps - state.steps
-    trial_steps = steps_of_trial(state.forecasts[candidate].candidate)
-    belief, reference_belief = state.belief(candidate), state.belief(reference)
+    trial_steps = steps_of_trial(state.forecasts[candidate_position].candidate)
+    belief, reference_belief = state.belief(candidate_position), state.belief(reference_position)
     candidate_seconds, reference_seconds = (
-        _step_seconds(state, position, expire) for position in (candidate, reference)
+        _step_seconds(state, position, expire) for position in (candidate_position, reference_position)
     )
     if not all(0 < number < math.inf for number in (candidate_seconds, reference_seconds)):
         return 0.0  # the bounds on the time of a candidate that has not run may be 0 or infinite
@@ -194,41 +211,52 @@ def expected_gain(
     believed_deviation = math.hypot(belief.deviation, reference_belief.deviation)
     deviation = max(believed_deviation, min(LARGEST_WIDENED_DEVIATION, deviation_factor * believed_deviation))
     is_preferred = belief.lower_bound / candidate_seconds > reference_belief.lower_bound / reference_seconds
-    first_cost_steps, trial_cost_steps = trial_costs_steps(state, candidate, reference, length, expire)
-    scatter = expected_scatter(earlier_results, length) / max(SMALLEST_RATIO_DIVISOR, ratio)
+    first_cost_steps, trial_cost_steps = trial_costs_steps(
+        state, candidate_position, reference_position, stretch_steps, expire
+    )
+    scatter = expected_scatter(earlier_results, stretch_steps) / max(SMALLEST_RATIO_DIVISOR, ratio)
     cost_weight = 1.0 if is_preferred else COST_WEIGHT
-    steps_tried = sum(learned.steps for learned in state.learned)
-    largest_gain = 0.0
-    for trials in range(1, MOST_TRIALS_AHEAD + 1):
-        price = (first_cost_steps if earlier_results is None else 0.0) + trials * trial_cost_steps
+    tried_steps = sum(results.steps for results in state.learned)
+    largest_gain_steps = 0.0
+    for trial_count in range(1, MOST_TRIALS_AHEAD + 1):
+        price_steps = (first_cost_steps if earlier_results is None else 0.0) + trial_count * trial_cost_steps
         if (
-            state.booked + price > LARGEST_COST_FRACTION * steps_to_come
-            or steps_tried + trials * trial_steps > LARGEST_STEP_FRACTION * run_steps
+            state.booked + price_steps > LARGEST_COST_FRACTION * steps_to_come
+            or tried_steps + trial_count * trial_steps > LARGEST_STEP_FRACTION * run_steps
         ):
             break
-        gain = value_of_trials(log_goodput_ratio, deviation, scatter, trials, is_preferred, largest_log_goodput_ratio)
-        largest_gain = max(
-            largest_gain,
-            gain * (steps_to_come - trials * (trial_steps + SETTLING_STEPS + length)) - cost_weight * price,
+        gain_fraction = value_of_trials(
+            log_goodput_ratio, deviation, scatter, trial_count, is_preferred, largest_log_goodput_ratio
         )
-    return largest_gain
+        largest_gain_steps = max(
+            largest_gain_steps,
+            gain_fraction * (steps_to_come - trial_count * (trial_steps + SETTLING_STEPS + stretch_steps))
+            - cost_weight * price_steps,
+        )
+    return largest_gain_steps
 
 
 def trial_costs_steps(
-    state: GoodputState, candidate: int, reference: int, length: int, expire: int
+    state: GoodputState, candidate_position: int, reference_position: int, stretch_steps: int, expire: int
 ) -> tuple[float, float]:
     """Return the cost of the reference's steps before the first switchback trial, and the cost of each trial.
 
     A trial is a stretch of the candidate, followed by settling steps and a stretch of the reference. A cost is the
     progress lost in comparison with running the best candidate for the same time, in steps of the best candidate.
-    ``expected_gain`` explains the arguments.
+    ``expected_gain_steps`` explains the arguments.
     """
-    best = state.entry(state.best)
-    assert best is not None
-    steps = steps_of_trial(state.forecasts[candidate].candidate)
-    stretch_cost_steps = (SETTLING_STEPS + length) * progress_lost_per_step(state, reference, expire)
-    mode_changes = state.step_time_bounds.leaving_seconds(state.forecasts[candidate]) / best.seconds
-    trial_cost_steps = steps * progress_lost_per_step(state, candidate, expire) + stretch_cost_steps + mode_changes
+    best_timing = state.timing(state.best)
+    assert best_timing is not None
+    candidate_steps = steps_of_trial(state.forecasts[candidate_position].candidate)
+    stretch_cost_steps = (SETTLING_STEPS + stretch_steps) * progress_lost_per_step(state, reference_position, expire)
+    mode_change_steps = (
+        state.step_time_bounds.leaving_seconds(state.forecasts[candidate_position]) / best_timing.seconds
+    )
+    trial_cost_steps = (
+        candidate_steps * progress_lost_per_step(state, candidate_position, expire)
+        + stretch_cost_steps
+        + mode_change_steps
+    )
     return stretch_cost_steps, trial_cost_steps
 
 
@@ -242,13 +270,13 @@ def progress_lost_per_step(state: GoodputState, position: int, expire: int) -> f
         position: index of the candidate in ``state.forecasts``.
         expire: age of a measured step time, in windows, from which only half of the time counts as lower bound.
     """
-    best = state.entry(state.best)
-    assert best is not None
-    progress = state.belief(position).efficiency / state.belief(state.best).efficiency
-    return max(0.0, _step_seconds(state, position, expire) / best.seconds - progress)
+    best_timing = state.timing(state.best)
+    assert best_timing is not None
+    relative_progress = state.belief(position).efficiency / state.belief(state.best).efficiency
+    return max(0.0, _step_seconds(state, position, expire) / best_timing.seconds - relative_progress)
 
 
-def progress_of(state: GoodputState, results: Learned) -> Progress:
+def progress_of(state: GoodputState, results: TrialResults) -> Progress:
     """Return a record of a candidate's switchback trials: their results, and the efficiency believed after them."""
     belief = state.belief(results.candidate)
     return Progress(
@@ -263,19 +291,19 @@ def progress_of(state: GoodputState, results: Learned) -> Progress:
     )
 
 
-def with_trial_results(state: GoodputState, trials: Trials, price: float) -> GoodputState:
-    """Return the state with the results of ``trials``, and with ``price`` added to the cost of all trials (``booked``).
+def with_trial_results(state: GoodputState, trials: Trials, price_steps: float) -> GoodputState:
+    """Return the state with the results of ``trials``, and ``price_steps`` added to all trials' cost (``booked``).
 
     Args:
         state: state of the search.
         trials: the current switchback trials.
-        price: cost that is not yet in ``booked``, in steps of the best candidate.
+        price_steps: cost that is not yet in ``booked``, in steps of the best candidate.
     """
     other_results = tuple(results for results in state.learned if results.candidate != trials.candidate)
-    return replace(state, learned=(*other_results, trials.results), booked=state.booked + price)
+    return replace(state, learned=(*other_results, trials.results), booked=state.booked + price_steps)
 
 
-def _total_steps(state: GoodputState, total_steps: int | None) -> int:
+def _assumed_total_steps(state: GoodputState, total_steps: int | None) -> int:
     """Return the number of steps of the run; twice the number of steps so far if ``total_steps`` is ``None``."""
     return 2 * state.steps if total_steps is None else max(total_steps, state.steps)
 
@@ -285,11 +313,11 @@ def _step_seconds(state: GoodputState, position: int, expire: int) -> float:
 
     If neither a measurement nor a finite upper bound exists, return the lower bound.
     """
-    measured_entry = state.entry(position)
-    if measured_entry is not None:
-        return measured_entry.seconds
-    lower, upper = (
+    candidate_timing = state.timing(position)
+    if candidate_timing is not None:
+        return candidate_timing.seconds
+    lower_s, upper_s = (
         state.step_time_bounds.shortest_step_seconds(position, expire),
         state.step_time_bounds.longest_step_seconds(position),
     )
-    return (lower + upper) / 2 if lower < upper < math.inf else lower
+    return (lower_s + upper_s) / 2 if lower_s < upper_s < math.inf else lower_s

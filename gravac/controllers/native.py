@@ -34,21 +34,21 @@ def fits_float16(energy: float) -> bool:
     return 0 < energy < LARGEST_FLOAT16_NORM**2
 
 
-def next_stretch_length(watch: int, seconds: float, minimum: int) -> int:
+def next_stretch_length(previous_steps: int, seconds: float, min_steps: int) -> int:
     """Return the number of native steps to time together next, after a stretch in which the step time did not change.
 
     A stretch is successive native steps that gravac times together. The next stretch is twice as long as the last, up
     to ``LONGEST_STRETCH_STEPS`` steps or ``LONGEST_STRETCH_SECONDS`` seconds.
 
     Args:
-        watch: number of steps of the stretch that ended.
+        previous_steps: number of steps of the stretch that ended.
         seconds: time of a step, in seconds.
-        minimum: smallest number of steps to return.
+        min_steps: smallest number of steps to return.
 
     Example:
-        >>> next_stretch_length(8, 0.02, minimum=8), next_stretch_length(64, 0.07, minimum=8)
+        >>> next_stretch_length(8, 0.02, min_steps=8), next_stretch_length(64, 0.07, min_steps=8)
         (16, 58)
-        >>> next_stretch_length(400, 0.001, minimum=8)
+        >>> next_stretch_length(400, 0.001, min_steps=8)
         400
     """
-    return max(minimum, min(LONGEST_STRETCH_STEPS, 2 * watch, math.ceil(LONGEST_STRETCH_SECONDS / seconds)))
+    return max(min_steps, min(LONGEST_STRETCH_STEPS, 2 * previous_steps, math.ceil(LONGEST_STRETCH_SECONDS / seconds)))

@@ -86,11 +86,11 @@ Stage = Literal["settling", "reference", "candidate"]
 loss is not read yet; ``"reference"``: the reference runs between its first and last reading of the loss;
 ``"candidate"``: the candidate under trial runs."""
 
-_NORMAL = NormalDist()
+_STANDARD_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LossReading:
     """A reading of the loss on fixed batches.
 
     Attributes:
@@ -130,9 +130,9 @@ class Trials:
     stage: Stage = SETTLING
     made: Count = 0
     asked: bool = False
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[LossReading, ...] = ()
     candidate_steps: tuple[Count, ...] = ()
-    earlier: Learned | None = None
+    earlier: TrialResults | None = None
     overstatement: Above0 = 1.0
     slow: Count = 0
     waited: Count = 0
@@ -152,13 +152,16 @@ class Trials:
         return (*first_offsets, *(self.length - offset for offset in reversed(first_offsets)))
 
     @property
-    def reference_readings(self) -> tuple[tuple[Reading, ...], ...]:
+    def reference_readings(self) -> tuple[tuple[LossReading, ...], ...]:
         """Readings of the loss in each ended stretch of the reference, oldest stretch first.
 
         A stretch is successive steps of the reference, the candidate that trials compare with.
         """
-        count = len(self.reading_offsets)
-        return tuple(self.readings[end - count : end] for end in range(count, len(self.readings) + 1, count))
+        readings_per_stretch = len(self.reading_offsets)
+        return tuple(
+            self.readings[end - readings_per_stretch : end]
+            for end in range(readings_per_stretch, len(self.readings) + 1, readings_per_stretch)
+        )
 
     @property
     def ended_count(self) -> int:
@@ -197,28 +200,28 @@ class Trials:
         """True if no finite reading of the loss came after ``MOST_REQUESTS`` requests, so that trials must end."""
         return self.waited > MOST_REQUESTS * MEASUREMENTS_PER_REQUEST
 
-    def add(self, measured: Measurement, is_candidate: bool, is_reference: bool, far_slower: bool) -> Trials:
+    def add(self, measured: Measurement, candidate_ran: bool, reference_ran: bool, is_far_slower: bool) -> Trials:
         """Return the trials after a measurement, with its steps counted and its reading of the loss added, if any.
 
         Args:
             measured: the newest measurement.
-            is_candidate: whether the candidate under trial ran.
-            is_reference: whether the reference ran, which is the candidate that trials compare with.
-            far_slower: whether the measured steps took far longer than earlier steps of the same candidate.
+            candidate_ran: whether the candidate under trial ran.
+            reference_ran: whether the reference ran, which is the candidate that trials compare with.
+            is_far_slower: whether the measured steps took far longer than earlier steps of the same candidate.
         """
-        trials = replace(self, slow=self.slow + measured.steps if far_slower else 0)
+        trials = replace(self, slow=self.slow + measured.steps if is_far_slower else 0)
         trials = replace(trials, waited=trials.waited + 1 if trials.asked else 0)
-        if is_candidate and trials.candidate_steps and trials.stage != REFERENCE:
+        if candidate_ran and trials.candidate_steps and trials.stage != REFERENCE:
             trials = replace(
                 trials, candidate_steps=(*trials.candidate_steps[:-1], trials.candidate_steps[-1] + measured.steps)
             )
         if trials.asked and math.isfinite(measured.probe):
             step = measured.first + (measured.candidate.mode == "native")  # native steps: loss read before the second
-            readings = (*trials.readings, Reading(step, measured.probe))
+            readings = (*trials.readings, LossReading(step, measured.probe))
             trials = replace(trials, asked=False, readings=readings, waited=0)
             if trials.stage == SETTLING:
                 trials = replace(trials, stage=REFERENCE, made=0)
-        if is_candidate if trials.stage == CANDIDATE else is_reference:
+        if candidate_ran if trials.stage == CANDIDATE else reference_ran:
             trials = replace(trials, made=trials.made + measured.steps)
         return trials
 
@@ -238,20 +241,22 @@ class Trials:
         return replace(self, asked=True)
 
     @property
-    def results(self) -> Learned:
+    def results(self) -> TrialResults:
         """Results of the ended trials, together with those of earlier trials of the same two candidates."""
-        lines = [Line.through(readings) for readings in self.reference_readings]
-        noise = math.sqrt(sum(line.noise**2 for line in lines) / len(lines)) if lines else 0.0
-        estimates = (
-            estimate_ratio(lines[number], lines[number + 1], self.candidate_steps[number], noise)
-            for number in range(self.ended_count)
+        loss_lines = [LossLine.through(readings) for readings in self.reference_readings]
+        reading_noise = (
+            math.sqrt(sum(loss_line.noise**2 for loss_line in loss_lines) / len(loss_lines)) if loss_lines else 0.0
+        )
+        ratios_and_errors = (
+            estimate_ratio(loss_lines[trial], loss_lines[trial + 1], self.candidate_steps[trial], reading_noise)
+            for trial in range(self.ended_count)
         )
         finite_estimates = (
             (ratio / self.overstatement, error / self.overstatement)
-            for ratio, error in estimates
+            for ratio, error in ratios_and_errors
             if math.isfinite(error)
         )
-        earlier = self.earlier or Learned(self.candidate, self.reference, ())
+        earlier = self.earlier or TrialResults(self.candidate, self.reference, ())
         return replace(
             earlier,
             estimates=(*earlier.estimates, *finite_estimates),
@@ -260,7 +265,7 @@ class Trials:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LossLine:
     """Least-squares line of loss over step, through the readings of the loss in successive steps of one candidate.
 
     Attributes:
@@ -284,24 +289,24 @@ class Line:
     noise: float
 
     @classmethod
-    def through(cls, readings: Sequence[Reading]) -> Line:
+    def through(cls, readings: Sequence[LossReading]) -> LossLine:
         """Return the least-squares line through three or more readings, which must be of different steps.
 
         Example:
-            >>> line = Line.through([Reading(0, 4.0), Reading(50, 3.0), Reading(100, 2.0)])
+            >>> line = LossLine.through([LossReading(0, 4.0), LossReading(50, 3.0), LossReading(100, 2.0)])
             >>> line.fall_per_step, line.loss_at(100), line.noise
             (0.02, 2.0, 0.0)
         """
-        count = len(readings)
-        mean_step = sum(reading.step for reading in readings) / count
-        mean_loss = sum(reading.loss for reading in readings) / count
+        reading_count = len(readings)
+        mean_step = sum(reading.step for reading in readings) / reading_count
+        mean_loss = sum(reading.loss for reading in readings) / reading_count
         squared_distances = sum((reading.step - mean_step) ** 2 for reading in readings)
         covariance = sum((reading.step - mean_step) * (reading.loss - mean_loss) for reading in readings)
         fall_per_step = -covariance / squared_distances
         squared_errors = sum(
             (reading.loss - (mean_loss - fall_per_step * (reading.step - mean_step))) ** 2 for reading in readings
         )
-        noise = math.sqrt(squared_errors / max(1, count - 2))
+        noise = math.sqrt(squared_errors / max(1, reading_count - 2))
         return cls(
             first_step=readings[0].step,
             last_step=readings[-1].step,
@@ -309,7 +314,7 @@ class Line:
             mean_loss=mean_loss,
             fall_per_step=fall_per_step,
             squared_distances=squared_distances,
-            reading_count=count,
+            reading_count=reading_count,
             noise=noise,
         )
 
@@ -322,7 +327,7 @@ class Line:
         return 1 / self.reading_count + (step - self.mean_step) ** 2 / self.squared_distances
 
 
-def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple[float, float]:
+def estimate_ratio(before: LossLine, after: LossLine, steps: int, noise: float) -> tuple[float, float]:
     """Return the ratio that a switchback trial measured: progress of a candidate's step / progress of a reference step.
 
     The reference is the candidate that the trial compares with. It runs before and after the candidate under trial. The
@@ -340,8 +345,8 @@ def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple
         ratio can be measured: the ratio is then 0, and the error infinite.
 
     Example:
-        >>> before = Line.through([Reading(0, 4.0), Reading(50, 3.5), Reading(100, 3.0)])
-        >>> after = Line.through([Reading(230, 2.1), Reading(280, 1.6), Reading(330, 1.1)])
+        >>> before = LossLine.through([LossReading(0, 4.0), LossReading(50, 3.5), LossReading(100, 3.0)])
+        >>> after = LossLine.through([LossReading(230, 2.1), LossReading(280, 1.6), LossReading(330, 1.1)])
         >>> ratio, error = estimate_ratio(before, after, steps=100, noise=0.0)  # 130 steps: 0.9 less loss; 30: 0.3
         >>> round(ratio, 3), error
         (0.6, 0.2)
@@ -349,16 +354,16 @@ def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple
     if min(before.fall_per_step, after.fall_per_step) <= 0 or not steps:
         return 0.0, math.inf
     fall_per_step = math.sqrt(before.fall_per_step * after.fall_per_step)
-    reference_steps = (before.loss_at(before.last_step) - after.loss_at(after.first_step)) / fall_per_step
-    ratio = (reference_steps - (after.first_step - before.last_step - steps)) / steps
+    equivalent_reference_steps = (before.loss_at(before.last_step) - after.loss_at(after.first_step)) / fall_per_step
+    ratio = (equivalent_reference_steps - (after.first_step - before.last_step - steps)) / steps
     end_variance = (before.variance_at(before.last_step) + after.variance_at(after.first_step)) / fall_per_step**2
     slope_variance = sum(1 / (line.squared_distances * line.fall_per_step**2) for line in (before, after)) / 4
-    error_of_readings = noise * math.sqrt(end_variance + reference_steps**2 * slope_variance) / steps
+    error_of_readings = noise * math.sqrt(end_variance + equivalent_reference_steps**2 * slope_variance) / steps
     return ratio, math.hypot(UNEVEN_PROGRESS_DEVIATION, error_of_readings)
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class TrialResults:
     """Results of all switchback trials of a candidate.
 
     Attributes:
@@ -386,7 +391,7 @@ class Learned:
 
         The mean is over the trials, with the inverse squares of their standard errors as weights; 1 without trials.
         """
-        return max(SMALLEST_RATIO, self._mean)
+        return max(SMALLEST_RATIO, self._weighted_mean)
 
     @property
     def error(self) -> float:
@@ -396,17 +401,17 @@ class Learned:
         """
         if not self.estimates:
             return math.inf
-        weight = sum(error**-2 for _, error in self.estimates)
-        chi_square = sum(((ratio - self._mean) / error) ** 2 for ratio, error in self.estimates)
+        total_weight = sum(ratio_error**-2 for _, ratio_error in self.estimates)
+        chi_square = sum(((ratio - self._weighted_mean) / ratio_error) ** 2 for ratio, ratio_error in self.estimates)
         birge_squared = max(1.0, chi_square / max(1, self.trials - 1))
-        return math.hypot(RATIO_BIAS, math.sqrt(birge_squared / weight))
+        return math.hypot(RATIO_BIAS, math.sqrt(birge_squared / total_weight))
 
     @property
-    def _mean(self) -> float:
+    def _weighted_mean(self) -> float:
         """Mean of the trials' ratios, with the inverse squares of their errors as weights; 1 without trials."""
-        weighted_ratios = [(ratio, error**-2) for ratio, error in self.estimates]
-        total_weight = sum(weight for _, weight in weighted_ratios)
-        return sum(ratio * weight for ratio, weight in weighted_ratios) / total_weight if total_weight else 1.0
+        ratios_and_weights = [(ratio, error**-2) for ratio, error in self.estimates]
+        total_weight = sum(weight for _, weight in ratios_and_weights)
+        return sum(ratio * weight for ratio, weight in ratios_and_weights) / total_weight if total_weight else 1.0
 
     @property
     def measured_ratio(self) -> MeasuredRatio:
@@ -414,7 +419,7 @@ class Learned:
         return MeasuredRatio(self.candidate, self.reference, self.ratio, self.error)
 
 
-def expected_scatter(results: Learned | None, length: int) -> float:
+def expected_scatter(results: TrialResults | None, length: int) -> float:
     """Return the standard deviation expected for the ratio of efficiencies that the next switchback trial measures.
 
     Args:
@@ -431,8 +436,8 @@ def value_of_trials(
     log_goodput_ratio: float,
     deviation: float,
     scatter: float,
-    trials: int,
-    preferred: bool,
+    trial_count: int,
+    is_preferred: bool,
     largest_log_goodput_ratio: float = math.inf,
 ) -> float:
     """Return the expected gain of a number of switchback trials, as a fraction of the progress to come.
@@ -446,28 +451,30 @@ def value_of_trials(
             trials.
         deviation: standard deviation of that logarithm: the uncertainty before the trials.
         scatter: standard deviation of that logarithm as a single trial measures it.
-        trials: number of trials.
-        preferred: whether the decision without trials is for the candidate, rather than for the reference.
+        trial_count: number of trials.
+        is_preferred: whether the decision without trials is for the candidate, rather than for the reference.
         largest_log_goodput_ratio: largest possible value of that logarithm; higher values count as this value.
 
     Example:
-        >>> value_of_trials(0.1, 0.2, 0.3, trials=4, preferred=False) > value_of_trials(0.1, 0.2, 0.3, 1, False) > 0
+        >>> after_1, after_4 = (value_of_trials(0.1, 0.2, 0.3, count, is_preferred=False) for count in (1, 4))
+        >>> after_4 > after_1 > 0
         True
-        >>> value_of_trials(0.1, 0.0, 0.3, trials=4, preferred=True)
+        >>> value_of_trials(0.1, 0.0, 0.3, trial_count=4, is_preferred=True)
         0.0
-        >>> value_of_trials(-1.0, 3.0, 0.3, trials=4, preferred=False, largest_log_goodput_ratio=-0.1)
+        >>> value_of_trials(-1.0, 3.0, 0.3, trial_count=4, is_preferred=False, largest_log_goodput_ratio=-0.1)
         0.0
     """
-    noise = scatter / math.sqrt(trials)
-    variance = deviation**2 + noise**2
-    if not variance or not deviation or (largest_log_goodput_ratio <= 0 and not preferred):
+    deviation_of_trials = scatter / math.sqrt(trial_count)
+    variance = deviation**2 + deviation_of_trials**2
+    if not variance or not deviation or (largest_log_goodput_ratio <= 0 and not is_preferred):
         return 0.0
     deviation_of_mean = deviation**2 / math.sqrt(variance)  # of the posterior mean, as expected before the trials
-    margin = _NORMAL.inv_cdf(SURE) * deviation * noise / math.sqrt(variance)  # from posterior mean to lower bound
+    # margin: from posterior mean to lower bound
+    margin = _STANDARD_NORMAL.inv_cdf(SURE) * deviation * deviation_of_trials / math.sqrt(variance)
     gain_if_chosen = _limited_mean_above(margin, log_goodput_ratio, deviation_of_mean, largest_log_goodput_ratio)
     return gain_if_chosen - (
         _limited_mean_above(-math.inf, log_goodput_ratio, deviation_of_mean, largest_log_goodput_ratio)
-        if preferred
+        if is_preferred
         else 0.0
     )
 
@@ -483,8 +490,10 @@ def _limited_mean_above(threshold: float, mean: float, deviation: float, limit: 
         deviation: standard deviation of the variable; above 0.
         limit: largest value that the variable counts as; may be infinite.
     """
-    low = (threshold - mean) / deviation
-    high = max(low, (limit - mean) / deviation)
-    below_limit = mean * (_NORMAL.cdf(high) - _NORMAL.cdf(low)) + deviation * (_NORMAL.pdf(low) - _NORMAL.pdf(high))
-    above_limit = 1 - _NORMAL.cdf(high)
+    threshold_z = (threshold - mean) / deviation
+    limit_z = max(threshold_z, (limit - mean) / deviation)
+    below_limit = mean * (_STANDARD_NORMAL.cdf(limit_z) - _STANDARD_NORMAL.cdf(threshold_z)) + deviation * (
+        _STANDARD_NORMAL.pdf(threshold_z) - _STANDARD_NORMAL.pdf(limit_z)
+    )
+    above_limit = 1 - _STANDARD_NORMAL.cdf(limit_z)
     return below_limit + (limit * above_limit if above_limit else 0.0)

@@ -23,12 +23,12 @@ def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
         >>> exponential((10, 1000))
         (10, 20.0, 40.0, 160.0, 1000)
     """
-    low, high = cf_range
-    cfs, multiple = [low], 2.0
-    while low * multiple < high:
-        cfs.append(low * multiple)
+    lowest_cf, highest_cf = cf_range
+    cfs, multiple = [lowest_cf], 2.0
+    while lowest_cf * multiple < highest_cf:
+        cfs.append(lowest_cf * multiple)
         multiple *= multiple
-    return (*cfs, high) if high > cfs[-1] else tuple(cfs)
+    return (*cfs, highest_cf) if highest_cf > cfs[-1] else tuple(cfs)
 
 
 def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float, ...]:
@@ -69,4 +69,4 @@ def snap(target_cfs: Sequence[float], supported_cfs: Span | Sequence[float]) -> 
         return tuple(sorted({cf for cf in target_cfs if supported_cfs.low <= cf <= supported_cfs.high}))
     if not supported_cfs:
         return ()
-    return tuple(sorted({min(supported_cfs, key=lambda cf: abs(math.log(cf / target))) for target in target_cfs}))
+    return tuple(sorted({min(supported_cfs, key=lambda cf: abs(math.log(cf / target_cf))) for target_cf in target_cfs}))

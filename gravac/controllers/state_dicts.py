@@ -27,7 +27,7 @@ EXCLUDED_FIELDS: dict[str, Any] = {**dict.fromkeys(FIELDS_NOT_DUMPED, True), "wi
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 """Type of an integer of 0 or more: a count, or a position in a list."""
 
-Positive = Annotated[int, Field(ge=1, le=2**53, strict=True)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**53, strict=True)]
 """Type of an integer of 1 or more, such as a number of steps."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
@@ -82,7 +82,7 @@ def name_of(identity: Sequence[Any]) -> str:
 def to_plain(state: Any) -> dict[str, Any]:
     """Return the fields of a state, a dataclass, as JSON types, by field name; without ``FIELDS_NOT_DUMPED``."""
     state_class: Any = type(state)
-    dumped: dict[str, Any] = _adapter(state_class).dump_python(state, mode="json", exclude=EXCLUDED_FIELDS)
+    dumped: dict[str, Any] = _type_adapter(state_class).dump_python(state, mode="json", exclude=EXCLUDED_FIELDS)
     return dumped
 
 
@@ -98,7 +98,7 @@ def from_plain(state_class: Callable[..., StateT], dumped: Mapping[str, Any]) ->
         SettingsError: a field has a wrong type or range.
     """
     try:
-        restored_state: StateT = _adapter(state_class).validate_python(dumped)
+        restored_state: StateT = _type_adapter(state_class).validate_python(dumped)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         path = "/".join(map(str, ("controller_state", *fault["loc"])))
@@ -133,7 +133,9 @@ def candidates_of(identities: Any, path: str = "controller_state/candidates") ->
         SettingsError: ``identities`` is empty, or not a list of identities.
     """
     try:
-        checked_identities = _adapter(tuple[tuple[Mode, str, Above0, Positive, Count], ...]).validate_python(identities)
+        checked_identities = _type_adapter(tuple[tuple[Mode, str, Above0, PositiveCount, Count], ...]).validate_python(
+            identities
+        )
     except ValidationError:
         checked_identities = ()
     if not checked_identities:
@@ -178,21 +180,21 @@ def state_from_plain(
     return from_plain(state_class, {**dumped, **not_dumped, "window": {**dumped["window"], "candidate": running}})
 
 
-def _check_field_names(path: str, dumped: Any, names: set[str]) -> None:
-    """Raise ``SettingsError`` if a dumped dataclass is no dict, or if its keys differ from ``names``.
+def _check_field_names(path: str, dumped: Any, expected_names: set[str]) -> None:
+    """Raise ``SettingsError`` if a dumped dataclass is no dict, or if its keys differ from ``expected_names``.
 
     Args:
         path: path of the dumped dataclass in the checkpoint, for the error message.
         dumped: the dumped dataclass.
-        names: expected keys.
+        expected_names: expected keys.
     """
     if not isinstance(dumped, Mapping):
         raise SettingsError(
-            f"{path}: {dumped!r:.80} is not a dict with the fields {', '.join(sorted(names))}; {STATE_REMEDY}"
+            f"{path}: {dumped!r:.80} is not a dict with the fields {', '.join(sorted(expected_names))}; {STATE_REMEDY}"
         )
-    for name in sorted(names - {*dumped}):
+    for name in sorted(expected_names - {*dumped}):
         raise SettingsError(f"{path}/{name}: the entry is missing; {STATE_REMEDY}")
-    for name in sorted(map(str, {*dumped} - names)):
+    for name in sorted(map(str, {*dumped} - expected_names)):
         raise SettingsError(f"{path}/{name}: this run expects no such entry; {STATE_REMEDY}")
 
 
@@ -202,6 +204,6 @@ def _field_names(state_class: Any) -> set[str]:
 
 
 @functools.cache
-def _adapter(data_class: Any) -> TypeAdapter[Any]:
+def _type_adapter(data_class: Any) -> TypeAdapter[Any]:
     """Return pydantic's adapter of a type, such as a dataclass; the adapter of each type is made once."""
     return TypeAdapter(data_class)

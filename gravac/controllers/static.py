@@ -28,7 +28,7 @@ class Static(Settings):
 
     name: ClassVar[str] = "static"
     keeps_all: ClassVar[bool] = True
-    sixteen_bit: ClassVar[bool] = False
+    chooses_sixteen_bit: ClassVar[bool] = False
 
     cf: float = Field(ge=1, allow_inf_nan=False)
     window: int = Field(default=20, ge=1)
@@ -46,8 +46,10 @@ class Static(Settings):
 
         Dense runs if ``cf`` is 1 or the CF of the dense candidate. Otherwise the candidate after dense runs.
         """
-        dense, *other_candidates = (forecast.candidate for forecast in forecasts)
-        candidate = dense if self.cf in (1.0, dense.cf) or not other_candidates else other_candidates[0]
+        dense_candidate, *other_candidates = (forecast.candidate for forecast in forecasts)
+        candidate = (
+            dense_candidate if self.cf in (1.0, dense_candidate.cf) or not other_candidates else other_candidates[0]
+        )
         return Window(candidate), Decision(candidate, reason=f"static: {candidate} for the whole run")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:

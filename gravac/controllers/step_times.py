@@ -41,8 +41,8 @@ by itself, without the hook) may save up to this fraction, although they send mo
 
 
 @dataclass(frozen=True, slots=True)
-class GoodputEntry:
-    """The measurement of a candidate that ran.
+class StepTiming:
+    """Measured step time of a candidate that ran.
 
     Attributes:
         position: index of the candidate in ``StepTimeBounds.forecasts``.
@@ -62,17 +62,17 @@ class GoodputEntry:
     doubt: Amount = 0.0
     times: Count = 1
 
-    def mean_with(self, earlier: GoodputEntry, weight: float) -> GoodputEntry:
-        """Return this entry with the weighted mean of its ``seconds`` and the ``seconds`` of an earlier entry.
+    def mean_with(self, earlier: StepTiming, weight: float) -> StepTiming:
+        """Return this timing with the weighted mean of its ``seconds`` and the ``seconds`` of an earlier timing.
 
-        Both entries are measurements of the same candidate.
+        Both timings are of the same candidate.
 
         Args:
-            earlier: the earlier entry.
-            weight: weight of this entry, in [0, 1]; the weight of ``earlier`` is ``1 - weight``.
+            earlier: the earlier timing.
+            weight: weight of this timing, in [0, 1]; the weight of ``earlier`` is ``1 - weight``.
 
         Example:
-            >>> earlier, newer = GoodputEntry(1, 0.2, 3, 0.9), GoodputEntry(1, 0.1, 4, 0.9)
+            >>> earlier, newer = StepTiming(1, 0.2, 3, 0.9), StepTiming(1, 0.1, 4, 0.9)
             >>> round(newer.mean_with(earlier, weight=0.5).seconds, 3)
             0.15
         """
@@ -80,14 +80,14 @@ class GoodputEntry:
         doubt = math.hypot((1 - weight) * earlier.doubt, weight * self.doubt)
         return replace(self, seconds=seconds, doubt=doubt, times=earlier.times + 1)
 
-    def scale_work(self, ratio: float) -> GoodputEntry:
-        """Return this entry for a machine that takes ``ratio`` times as long for compute and coding.
+    def scale_work(self, ratio: float) -> StepTiming:
+        """Return this timing for a machine that takes ``ratio`` times as long for compute and coding.
 
         The time of waiting for the exchange stays the same.
 
         Example:
-            >>> entry = GoodputEntry(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
-            >>> entry.scale_work(2).seconds  # 0.2 s of work take twice as long, waiting does not
+            >>> timing = StepTiming(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
+            >>> timing.scale_work(2).seconds  # 0.2 s of work take twice as long, waiting does not
             0.5
         """
         saved = None if self.saved is None else (self.saved[0], ratio * self.saved[1], self.saved[2])
@@ -101,7 +101,7 @@ class StepTimeBounds:
 
     Attributes:
         forecasts: forecasts of all candidates: dense first, then ascending by wire ratio.
-        entries: newest measurement of each candidate that was measured since the link last changed.
+        timings: newest measurement of each candidate that was measured since the link last changed.
         floors: ``(position, seconds)`` of each candidate that was measured before the link changed: ``seconds`` is a
             lower bound of its step time after the change.
         windows: number of windows (groups of steps after which the controller decides) that have ended.
@@ -110,15 +110,15 @@ class StepTimeBounds:
     """
 
     forecasts: tuple[Forecast, ...]
-    entries: tuple[GoodputEntry, ...]
+    timings: tuple[StepTiming, ...]
     floors: tuple[tuple[int, float], ...]
     windows: int
     link_changed: bool
     link_slowed: bool
 
-    def entry(self, position: int) -> GoodputEntry | None:
+    def timing(self, position: int) -> StepTiming | None:
         """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
-        return next((entry for entry in self.entries if entry.position == position), None)
+        return next((timing for timing in self.timings if timing.position == position), None)
 
     def longest_step_seconds(self, position: int) -> float:
         """Return an upper bound of the seconds of a candidate's step; 0 if no candidate was measured.
@@ -130,11 +130,11 @@ class StepTimeBounds:
             position: index of the candidate in ``forecasts``.
         """
         forecast = self.forecasts[position]
-        measured_entry = self.entry(position)
+        candidate_timing = self.timing(position)
 
-        def upper_bound(entry: GoodputEntry) -> float:
-            measured_forecast = self.forecasts[entry.position]
-            waited_s, _, exchanged_s = self.exchange_times(entry)
+        def upper_bound_s(timing: StepTiming) -> float:
+            measured_forecast = self.forecasts[timing.position]
+            waited_s, _, exchanged_s = self.exchange_times(timing)
             hidden_s = (
                 max(0.0, exchanged_s - waited_s)
                 if overlap_fraction(forecast) < overlap_fraction(measured_forecast)
@@ -142,48 +142,51 @@ class StepTimeBounds:
             )
             coding_s = 0.0
             if measured_forecast.candidate.mode == "native":
-                coding_s = (forecast.coding_s or 0.0) + HOOK_OVERHEAD / 2 * entry.seconds
-            more_bytes = max(0.0, measured_forecast.wire_ratio / forecast.wire_ratio - 1)
-            grown_s = entry.seconds + hidden_s + coding_s + exchanged_s * more_bytes
+                coding_s = (forecast.coding_s or 0.0) + HOOK_OVERHEAD / 2 * timing.seconds
+            byte_growth = max(0.0, measured_forecast.wire_ratio / forecast.wire_ratio - 1)
+            grown_s = timing.seconds + hidden_s + coding_s + exchanged_s * byte_growth
             if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.link_changed:
-                return min(grown_s, entry.seconds - waited_s + forecast.exchange_s * max(1.0, self._link_slowdown(max)))
+                return min(
+                    grown_s, timing.seconds - waited_s + forecast.exchange_s * max(1.0, self._link_slowdown(max))
+                )
             return grown_s
 
         return min(
-            (upper_bound(entry) for entry in ((measured_entry,) if measured_entry else self.entries)), default=0.0
+            (upper_bound_s(timing) for timing in ((candidate_timing,) if candidate_timing else self.timings)),
+            default=0.0,
         )
 
-    def exchange_times(self, entry: GoodputEntry) -> tuple[float, float, float]:
+    def exchange_times(self, timing: StepTiming) -> tuple[float, float, float]:
         """Return upper bounds of a measured step's seconds ``(waited, coded, exchanged)``, see ``Measurement``.
 
         If the three times were measured, these are returned. If not, each bound is the whole step time, except for a
         native step (DDP exchanges by itself). For a native step, the bound of coding is 0. The other two bounds are the
         forecast time of its exchange, corrected by the measured speed of the link, but at most the step time.
         """
-        if entry.saved is not None:
-            return entry.saved
-        forecast = self.forecasts[entry.position]
+        if timing.saved is not None:
+            return timing.saved
+        forecast = self.forecasts[timing.position]
         if forecast.candidate.mode != "native":
-            return (entry.seconds,) * 3
+            return (timing.seconds,) * 3
         exchange_s = math.inf if forecast.exchange_s is None else forecast.exchange_s * self._link_slowdown(min)
-        return min(entry.seconds, exchange_s), 0.0, min(entry.seconds, exchange_s)
+        return min(timing.seconds, exchange_s), 0.0, min(timing.seconds, exchange_s)
 
-    def _link_slowdown(self, select: Callable[[Sequence[float]], float]) -> float:
+    def _link_slowdown(self, choose_ratio: Callable[[Sequence[float]], float]) -> float:
         """Return measured time of an exchange / time forecast from the probe of the link before the first step.
 
         If no exchange was measured, the result is 1 on an unchanged link, and infinite if the link has changed since
         the probe.
 
         Args:
-            select: ``min`` or ``max``, which is given the ratios of all measured candidates, at least one, and returns
-                one of them. A ratio is too large if ranks waited for each other in the measured exchange.
+            choose_ratio: ``min`` or ``max``, which is given the ratios of all measured candidates, at least one, and
+                returns one of them. A ratio is too large if ranks waited for each other in the measured exchange.
         """
         ratios = [
-            entry.saved[2] / expected
-            for entry in self.entries
-            if entry.saved is not None and (expected := self.forecasts[entry.position].exchange_s)
+            timing.saved[2] / expected_s
+            for timing in self.timings
+            if timing.saved is not None and (expected_s := self.forecasts[timing.position].exchange_s)
         ]
-        return select(ratios) if ratios else math.inf if self.link_changed else 1.0
+        return choose_ratio(ratios) if ratios else math.inf if self.link_changed else 1.0
 
     def has_unbounded_time(self, position: int) -> bool:
         """True if the time of a candidate's step has no upper bound after the link became slower.
@@ -195,26 +198,28 @@ class StepTimeBounds:
         Args:
             position: index of the candidate in ``forecasts``.
         """
-        largest_fraction = max(
-            (exchange_fraction(self.forecasts[entry.position]) for entry in self.entries), default=0.0
+        largest_timed_fraction = max(
+            (exchange_fraction(self.forecasts[timing.position]) for timing in self.timings), default=0.0
         )
         return (
             self.link_slowed
             and not self._two_sizes_timed
-            and exchange_fraction(self.forecasts[position]) > largest_fraction
+            and exchange_fraction(self.forecasts[position]) > largest_timed_fraction
         )
 
     @property
     def _two_sizes_timed(self) -> bool:
         """True if two candidates were timed that exchange in each step and send different numbers of bytes."""
         wire_ratios = {
-            self.forecasts[entry.position].wire_ratio for entry in self.entries if self._exchanges_in_each_step(entry)
+            self.forecasts[timing.position].wire_ratio
+            for timing in self.timings
+            if self._exchanges_in_each_step(timing)
         }
         return len(wire_ratios) > 1
 
-    def _exchanges_in_each_step(self, entry: GoodputEntry) -> bool:
+    def _exchanges_in_each_step(self, timing: StepTiming) -> bool:
         """True if the measured candidate exchanges in each step, and not only once in several steps."""
-        return self.forecasts[entry.position].candidate.every == 1
+        return self.forecasts[timing.position].candidate.every == 1
 
     def leaving_seconds(self, forecast: Forecast) -> float:
         """Return the seconds that ranks need to make their models equal again when a candidate's outer steps end.
@@ -229,16 +234,20 @@ class StepTimeBounds:
         """
         if not self.link_changed:
             return forecast.leaving_s or 0.0
-        dense, slowdown = self.forecasts[0], self._link_slowdown(min)
-        dense_slowdown = self._shortest_exchange(dense) / dense.exchange_s if dense.exchange_s else 1.0
+        dense_forecast, slowdown = self.forecasts[0], self._link_slowdown(min)
+        dense_slowdown = (
+            self._shortest_exchange_seconds(dense_forecast) / dense_forecast.exchange_s
+            if dense_forecast.exchange_s
+            else 1.0
+        )
         if self._two_sizes_timed or slowdown == math.inf:
             slowdown = 1.0
         return max(dense_slowdown, slowdown) * (forecast.leaving_s or 0.0)
 
-    def waiting_fraction(self, entry: GoodputEntry) -> float:
+    def waiting_fraction(self, timing: StepTiming) -> float:
         """Return seconds waited for the exchange / seconds of the step: the largest share that fewer bytes can save."""
-        waited_s, _, _ = self.exchange_times(entry)
-        return waited_s / entry.seconds
+        waited_s, _, _ = self.exchange_times(timing)
+        return waited_s / timing.seconds
 
     def shortest_step_seconds(self, position: int, expire: int) -> float:
         """Return a lower bound of the seconds of a candidate's step, from all measurements so far.
@@ -255,53 +264,56 @@ class StepTimeBounds:
           Therefore a slope measured between two numbers of bytes is a lower bound of the slope at more bytes. At fewer
           bytes, it is an upper bound.
         - Outer steps whose exchange may be in flight for longer may not wait at all, however many bytes they send. The
-          bound is the time of the measured step without its wait and without ``_compute_growth``.
+          bound is the time of the measured step without its wait and without ``_compute_growth_seconds``.
 
         Args:
             position: index of the candidate in ``forecasts``.
             expire: number of windows after which the bound of a measured candidate halves.
         """
         forecast = self.forecasts[position]
-        measured_entry = self.entry(position)
-        if measured_entry is not None:
+        candidate_timing = self.timing(position)
+        if candidate_timing is not None:
             shortest_s = max(
-                measured_entry.seconds / 2, measured_entry.seconds - STANDARD_ERRORS * measured_entry.doubt
+                candidate_timing.seconds / 2, candidate_timing.seconds - STANDARD_ERRORS * candidate_timing.doubt
             )
-            return shortest_s * 0.5 ** ((self.windows - measured_entry.window) // expire)
-        bounds = [floor for floor_position, floor in self.floors if floor_position == position]
-        bounds.append(self._shortest_by_probe(forecast))
-        for entry in self.entries:
-            measured_forecast = self.forecasts[entry.position]
-            waited_s, coded_s, _ = self.exchange_times(entry)
-            shortest_s = entry.seconds
+            return shortest_s * 0.5 ** ((self.windows - candidate_timing.window) // expire)
+        bounds_s = [floor_s for floor_position, floor_s in self.floors if floor_position == position]
+        bounds_s.append(self._shortest_step_by_probe(forecast))
+        for timing in self.timings:
+            measured_forecast = self.forecasts[timing.position]
+            waited_s, coded_s, _ = self.exchange_times(timing)
+            shortest_s = timing.seconds
             if forecast.candidate.mode == "native" and measured_forecast.candidate.mode != "native":
-                shortest_s -= HOOK_OVERHEAD * entry.seconds
+                shortest_s -= HOOK_OVERHEAD * timing.seconds
             if forecast.family != measured_forecast.family:
                 coding_s = SHORTEST_TO_PREDICTED_RATIO * (forecast.coding_s or 0.0)
-                shortest_s += coding_s - min(coded_s, (1 - CHEAPER_CODING_RATIO) * entry.seconds)
-            more_bytes = 1 / forecast.wire_ratio - 1 / measured_forecast.wire_ratio
-            more_overlap = overlap_fraction(forecast) > overlap_fraction(measured_forecast)
-            if more_bytes < 0 or more_overlap:
-                bounds.append(shortest_s - waited_s - self._compute_growth(entry))
-            if more_overlap:
+                shortest_s += coding_s - min(coded_s, (1 - CHEAPER_CODING_RATIO) * timing.seconds)
+            fraction_difference = 1 / forecast.wire_ratio - 1 / measured_forecast.wire_ratio
+            overlaps_more = overlap_fraction(forecast) > overlap_fraction(measured_forecast)
+            if fraction_difference < 0 or overlaps_more:
+                bounds_s.append(shortest_s - waited_s - self._compute_growth_seconds(timing))
+            if overlaps_more:
                 continue
-            bounds.append(shortest_s + more_bytes * self._slope(entry.position, upper_bound=more_bytes < 0))
-        return max(bounds)
+            bounds_s.append(
+                shortest_s
+                + fraction_difference * self._step_time_slope(timing.position, upper_bound=fraction_difference < 0)
+            )
+        return max(bounds_s)
 
-    def _compute_growth(self, entry: GoodputEntry) -> float:
+    def _compute_growth_seconds(self, timing: StepTiming) -> float:
         """Return the seconds by which an overlapping exchange lengthens the compute of a measured step.
 
         An exchange in flight during outer steps competes with their compute for processors. A candidate that sends
         fewer bytes may avoid that. The result is the step's compute minus the compute measured before the first
         exchange. It is 0 if no exchange is in flight during outer steps, or if one of the times is not known.
         """
-        forecast = self.forecasts[entry.position]
-        if entry.saved is None or forecast.compute_s is None or not overlap_fraction(forecast):
+        forecast = self.forecasts[timing.position]
+        if timing.saved is None or forecast.compute_s is None or not overlap_fraction(forecast):
             return 0.0
-        waited_s, coded_s, _ = entry.saved
-        return max(0.0, entry.seconds - waited_s - coded_s - forecast.compute_s)
+        waited_s, coded_s, _ = timing.saved
+        return max(0.0, timing.seconds - waited_s - coded_s - forecast.compute_s)
 
-    def _shortest_by_probe(self, forecast: Forecast) -> float:
+    def _shortest_step_by_probe(self, forecast: Forecast) -> float:
         """Return a lower bound of the seconds of a candidate's step, from the forecast and measured times of exchanges.
 
         The time of an exchange is forecast from a probe of the link before the first step. The bound uses two facts:
@@ -311,40 +323,47 @@ class StepTimeBounds:
         - A step takes at least its own coding, and the compute of a measured step: the step's time without waiting and
           coding.
         """
-        shortest_s = min((entry.seconds for entry in self.entries), default=0.0)
-        measured_entries = [entry for entry in self.entries if entry.saved is not None]
-        native_entries = [entry for entry in self.entries if self.forecasts[entry.position].candidate.mode == "native"]
-        timed_entries = [(entry, self.exchange_times(entry)) for entry in measured_entries or native_entries]
-        if self.link_changed or forecast.exchange_s is None or not timed_entries:
-            exchange_s = SHORTEST_TO_PREDICTED_RATIO * self._shortest_exchange(forecast)
+        shortest_measured_s = min((timing.seconds for timing in self.timings), default=0.0)
+        timings_with_exchange = [timing for timing in self.timings if timing.saved is not None]
+        native_timings = [
+            timing for timing in self.timings if self.forecasts[timing.position].candidate.mode == "native"
+        ]
+        timings_and_exchange_times = [
+            (timing, self.exchange_times(timing)) for timing in timings_with_exchange or native_timings
+        ]
+        if self.link_changed or forecast.exchange_s is None or not timings_and_exchange_times:
+            exchange_s = SHORTEST_TO_PREDICTED_RATIO * self._shortest_exchange_seconds(forecast)
             return max(
-                SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK * shortest_s, exchange_s / max(1.0, overlap_fraction(forecast))
+                SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK * shortest_measured_s,
+                exchange_s / max(1.0, overlap_fraction(forecast)),
             )
         if forecast.candidate.mode == "native":
-            shortest_s *= 1 - HOOK_OVERHEAD
+            shortest_measured_s *= 1 - HOOK_OVERHEAD
         compute_times_s = (
-            entry.seconds - waited_s - coded_s - self._compute_growth(entry)
-            for entry, (waited_s, coded_s, _) in timed_entries
+            timing.seconds - waited_s - coded_s - self._compute_growth_seconds(timing)
+            for timing, (waited_s, coded_s, _) in timings_and_exchange_times
         )
         compute_s = max(0.0, min(compute_times_s))
         if forecast.candidate.mode == "native":
             compute_s *= 1 - HOOK_OVERHEAD
         exchange_ratio = 1.0  # smallest exchange time measured / predicted; 1 or less
-        for entry, (_, _, exchanged_s) in timed_entries:
-            if entry.saved is None:
+        for timing, (_, _, exchanged_s) in timings_and_exchange_times:
+            if timing.saved is None:
                 continue
-            expected_s = self.forecasts[entry.position].exchange_s
+            expected_s = self.forecasts[timing.position].exchange_s
             exchange_ratio = min(exchange_ratio, exchanged_s / expected_s) if expected_s else exchange_ratio
         coding_s = SHORTEST_TO_PREDICTED_RATIO * (forecast.coding_s or 0.0)
         exchange_s = SHORTEST_TO_PREDICTED_RATIO * exchange_ratio * forecast.exchange_s
         if forecast.behind is not None:
             return max(
-                SHORTEST_STEP_RATIO * shortest_s,
+                SHORTEST_STEP_RATIO * shortest_measured_s,
                 compute_s + coding_s + max(0.0, exchange_s - forecast.behind * compute_s),
             )
-        return max(SHORTEST_STEP_RATIO * shortest_s, compute_s + coding_s, exchange_s + FORWARD_FRACTION * compute_s)
+        return max(
+            SHORTEST_STEP_RATIO * shortest_measured_s, compute_s + coding_s, exchange_s + FORWARD_FRACTION * compute_s
+        )
 
-    def _shortest_exchange(self, forecast: Forecast) -> float:
+    def _shortest_exchange_seconds(self, forecast: Forecast) -> float:
         """Return a lower bound of a candidate's exchange time per training step, in seconds, from measured steps.
 
         Each measured step gives a bound, and the largest bound counts. The step's wait for its exchange is estimated:
@@ -353,25 +372,30 @@ class StepTimeBounds:
         - If the candidate's exchange has no more bytes than the measured exchange, the bound is the wait x candidate's
           bytes / measured bytes. The time of the bytes shrinks in that proportion; the latency does not shrink.
         - If the candidate's exchange has more bytes, the bound is the wait plus the time of the further bytes. That
-          time follows from two measured steps that send different numbers of bytes (``_slope``).
+          time follows from two measured steps that send different numbers of bytes (``_step_time_slope``).
         """
-        shortest_s = min((entry.seconds for entry in self.entries), default=0.0)
-        every, fraction = forecast.candidate.every, exchange_fraction(forecast)
-        bounds = [0.0]
-        for entry in self.entries:
-            measured_forecast = self.forecasts[entry.position]
-            coded_s = entry.saved[1] if entry.saved else 0.0
-            wait_s = measured_forecast.candidate.every * (entry.seconds - coded_s - shortest_s)
+        shortest_measured_s = min((timing.seconds for timing in self.timings), default=0.0)
+        every, candidate_fraction = forecast.candidate.every, exchange_fraction(forecast)
+        bounds_s = [0.0]
+        for timing in self.timings:
+            measured_forecast = self.forecasts[timing.position]
+            coded_s = timing.saved[1] if timing.saved else 0.0
+            wait_s = measured_forecast.candidate.every * (timing.seconds - coded_s - shortest_measured_s)
             measured_fraction = exchange_fraction(measured_forecast)
-            if fraction <= measured_fraction:
-                bounds.append(wait_s * fraction / measured_fraction / every)
-            elif self._exchanges_in_each_step(entry):
-                bounds.append(
-                    (wait_s + (fraction - measured_fraction) * self._slope(entry.position, upper_bound=False)) / every
+            if candidate_fraction <= measured_fraction:
+                bounds_s.append(wait_s * candidate_fraction / measured_fraction / every)
+            elif self._exchanges_in_each_step(timing):
+                bounds_s.append(
+                    (
+                        wait_s
+                        + (candidate_fraction - measured_fraction)
+                        * self._step_time_slope(timing.position, upper_bound=False)
+                    )
+                    / every
                 )
-        return max(bounds)
+        return max(bounds_s)
 
-    def _slope(self, position: int, *, upper_bound: bool) -> float:
+    def _step_time_slope(self, position: int, *, upper_bound: bool) -> float:
         """Return a bound of the slope of step time over bytes: seconds / (bytes sent / bytes of a dense float32 step).
 
         Only steps of the same family of compressors are compared, since coding costs differ between families.
@@ -382,19 +406,19 @@ class StepTimeBounds:
                 candidate; infinite if not known. False: return a lower bound, from steps that send at most as many
                 bytes, without the growth of coding; 0 if not known.
         """
-        fraction = 1 / self.forecasts[position].wire_ratio
-        points_by_family: dict[str, list[tuple[float, float, float]]] = {}
-        for entry in self.entries:
-            forecast = self.forecasts[entry.position]
+        candidate_fraction = 1 / self.forecasts[position].wire_ratio
+        steps_by_family: dict[str, list[tuple[float, float, float]]] = {}
+        for timing in self.timings:
+            forecast = self.forecasts[timing.position]
             measured_fraction = 1 / forecast.wire_ratio
-            if measured_fraction >= fraction if upper_bound else measured_fraction <= fraction:
-                coding_s = entry.saved[1] if entry.saved else 0.0
-                points_by_family.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
+            if measured_fraction >= candidate_fraction if upper_bound else measured_fraction <= candidate_fraction:
+                coding_s = timing.saved[1] if timing.saved else 0.0
+                steps_by_family.setdefault(forecast.family, []).append((measured_fraction, timing.seconds, coding_s))
         slopes = []
-        for points in points_by_family.values():
+        for measured_steps in steps_by_family.values():
             (low_fraction, low_step_s, low_coding_s), (high_fraction, high_step_s, high_coding_s) = (
-                min(points),
-                max(points),
+                min(measured_steps),
+                max(measured_steps),
             )
             if high_fraction > low_fraction:
                 noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if upper_bound else -1)

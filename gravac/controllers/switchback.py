@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement, Progress, Summary
-from gravac.controllers.goodput_reasons import milliseconds, trials_made
-from gravac.controllers.goodput_state import FAR_SLOWER_RATIO, FEW_STEPS, HOLD, PROGRESS, GoodputState
-from gravac.controllers.measuring import expected_gain, progress_of, trial_costs_steps, with_trial_results
+from gravac.controllers.goodput_reasons import milliseconds, trial_count_text
+from gravac.controllers.goodput_state import EARLY_END_STEPS, FAR_SLOWER_RATIO, HOLD, PROGRESS, GoodputState
+from gravac.controllers.measuring import expected_gain_steps, progress_of, trial_costs_steps, with_trial_results
 from gravac.controllers.progress import CANDIDATE, SETTLING_STEPS, Trials
 
 READING_STRETCH_STEPS = 3
@@ -50,7 +50,7 @@ class Switchback:
     total_steps: int | None
     expire: int
 
-    def start(
+    def start_trials(
         self, state: GoodputState, trials: Trials, reason: str, summary: Summary | None
     ) -> tuple[GoodputState, Decision]:
         """Start switchback trials; return the state with the trials, and the decision to run the reference first.
@@ -72,8 +72,8 @@ class Switchback:
             f"{reason}; start switchback trials, which compare the progress of a step of {candidate} with that of a "
             f"step of {reference}"
         )
-        watch = READING_STRETCH_STEPS if is_settled else trials.remaining_steps
-        return state, Decision(reference, (), reason, summary, watch=watch, probe=is_settled)
+        stretch_steps = READING_STRETCH_STEPS if is_settled else trials.remaining_steps
+        return state, Decision(reference, (), reason, summary, watch=stretch_steps, probe=is_settled)
 
     def observe(
         self, state: GoodputState, trials: Trials, measurement: Measurement
@@ -90,36 +90,44 @@ class Switchback:
             trials have ended.
         """
         reference, candidate = _reference_and_candidate(state, trials)
-        entry = state.entry(state.position)
-        far_slower = entry is not None and measurement.seconds > FAR_SLOWER_RATIO * entry.seconds
+        timing = state.timing(state.position)
+        is_far_slower = timing is not None and measurement.seconds > FAR_SLOWER_RATIO * timing.seconds
         trials = trials.add(
-            measurement, measurement.candidate == candidate, measurement.candidate == reference, far_slower
+            measurement, measurement.candidate == candidate, measurement.candidate == reference, is_far_slower
         )
         state = replace(state, trials=trials)
-        if trials.slow >= FEW_STEPS or trials.gave_up_waiting:
-            cause = "the probe gave no finite loss"
-            if trials.slow >= FEW_STEPS:
-                cause = f"{trials.slow} steps in succession took more than {FAR_SLOWER_RATIO:g} times as long as before"
-            return self._abort(state, trials, f"{cause}: end the switchback trials of {candidate}")
+        if trials.slow >= EARLY_END_STEPS or trials.gave_up_waiting:
+            cause_text = "the probe gave no finite loss"
+            if trials.slow >= EARLY_END_STEPS:
+                cause_text = (
+                    f"{trials.slow} steps in succession took more than {FAR_SLOWER_RATIO:g} times as long as before"
+                )
+            return self._abort(state, trials, f"{cause_text}: end the switchback trials of {candidate}")
         if trials.stage == CANDIDATE:
-            if _too_slow(state, trials):
+            if _is_too_slow(state, trials):
                 seconds = state.window.samples / (state.window.t_system or math.inf)
-                cause = (
+                cause_text = (
                     f"{candidate} takes {milliseconds(seconds)} a step, too long to be better than {reference}, "
                     f"whatever progress a step makes: end the switchback trials of {candidate}"
                 )
-                return self._abort(state.enter_measurement(seconds), trials, cause)
-            return (state, _continue(trials, candidate)) if trials.remaining_steps else _end_stretch(state, trials)
+                return self._abort(state.enter_measurement(seconds), trials, cause_text)
+            return (
+                (state, _keep_running(trials, candidate))
+                if trials.remaining_steps
+                else _end_candidate_steps(state, trials)
+            )
         if trials.asked:
-            return state, _continue(trials, reference, probe=trials.requests_again)
+            return state, _keep_running(trials, reference, probe=trials.requests_again)
         if trials.reference_has_ended:
-            return self._after_reference(state, trials)
+            return self._after_reference_stretch(state, trials)
         if trials.remaining_steps:
-            return state, _continue(trials, reference)
+            return state, _keep_running(trials, reference)
         state = replace(state, trials=trials.request_reading())
-        return state, _continue(trials, reference, probe=True)
+        return state, _keep_running(trials, reference, probe=True)
 
-    def _after_reference(self, state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision | TrialsEnd]:
+    def _after_reference_stretch(
+        self, state: GoodputState, trials: Trials
+    ) -> tuple[GoodputState, Decision | TrialsEnd]:
         """Start another trial, or end the trials if further trials would cost more than they gain.
 
         Called after a stretch of the reference, which is the candidate that trials compare with.
@@ -137,7 +145,7 @@ class Switchback:
             state = with_trial_results(state, trials, trial_cost_steps)
             progress = progress_of(state, state.learned[-1])
             reason = progress_text(progress)
-            if not expected_gain(
+            if not expected_gain_steps(
                 state, trials.candidate, trials.reference, trials.length, self.total_steps, self.expire
             ):
                 return replace(state, trials=None, phase=HOLD), TrialsEnd(reason, progress)
@@ -156,10 +164,10 @@ class Switchback:
         The results of finished trials stay. The cost of the unfinished trial is added to the cost of all trials of the
         run (``GoodputState.booked``).
         """
-        price = self._price_of_unfinished_trial(state, trials)
-        return replace(with_trial_results(state, trials, price), trials=None, phase=HOLD), TrialsEnd(reason)
+        price_steps = self._unfinished_trial_price(state, trials)
+        return replace(with_trial_results(state, trials, price_steps), trials=None, phase=HOLD), TrialsEnd(reason)
 
-    def _price_of_unfinished_trial(self, state: GoodputState, trials: Trials) -> float:
+    def _unfinished_trial_price(self, state: GoodputState, trials: Trials) -> float:
         """Return the cost so far of the unfinished trial, in steps of the best candidate.
 
         The cost of the whole trial is multiplied by the fraction of the candidate's steps that were made. Before the
@@ -179,7 +187,7 @@ def _reference_and_candidate(state: GoodputState, trials: Trials) -> tuple[Candi
     return state.forecasts[trials.reference].candidate, state.forecasts[trials.candidate].candidate
 
 
-def _continue(trials: Trials, candidate: Candidate, probe: bool = False) -> Decision:
+def _keep_running(trials: Trials, candidate: Candidate, probe: bool = False) -> Decision:
     """Return the decision to keep running a candidate.
 
     Args:
@@ -187,24 +195,24 @@ def _continue(trials: Trials, candidate: Candidate, probe: bool = False) -> Deci
         candidate: candidate that runs.
         probe: whether the ranks compute the loss on their fixed batches before the next step.
     """
-    watch = READING_STRETCH_STEPS if probe or trials.asked else trials.remaining_steps
-    return Decision(candidate, watch=max(1, watch), probe=probe)
+    stretch_steps = READING_STRETCH_STEPS if probe or trials.asked else trials.remaining_steps
+    return Decision(candidate, watch=max(1, stretch_steps), probe=probe)
 
 
-def _too_slow(state: GoodputState, trials: Trials) -> bool:
+def _is_too_slow(state: GoodputState, trials: Trials) -> bool:
     """True if the candidate under trial is too slow to reach the reference's goodput, whatever its progress.
 
     Goodput is steps per second times efficiency. The candidate's goodput is computed from its fastest step and the
     upper bound of its efficiency. The reference is the candidate that the trial compares with.
     """
-    reference, seconds = state.entry(trials.reference), state.window.seconds
-    if reference is None or len(seconds) < FEW_STEPS:
+    reference_timing, step_times_s = state.timing(trials.reference), state.window.seconds
+    if reference_timing is None or len(step_times_s) < EARLY_END_STEPS:
         return False
     upper_bound = min(1.0, state.belief(trials.candidate).upper_bound)
-    return upper_bound / min(seconds) < state.goodput(reference)
+    return upper_bound / min(step_times_s) < state.goodput(reference_timing)
 
 
-def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
+def _end_candidate_steps(state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
     """End the candidate's steps of a trial; return the state, and the decision to run the reference again.
 
     The reference is the candidate that the trial compares with. The loss is read after ``SETTLING_STEPS`` steps of the
@@ -242,5 +250,5 @@ def progress_text(progress: Progress) -> str:
         )
     return (
         f"a step of {progress.candidate} makes {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step "
-        f"of {progress.reference} in this run ({trials_made(progress.trials)})"
+        f"of {progress.reference} in this run ({trial_count_text(progress.trials)})"
     )

@@ -61,7 +61,7 @@ class Warmup(Settings):
 
     name: ClassVar[str] = "warmup"
     keeps_all: ClassVar[bool] = False
-    sixteen_bit: ClassVar[bool] = False
+    chooses_sixteen_bit: ClassVar[bool] = False
 
     cf: float = Field(default=1000.0, ge=1, allow_inf_nan=False)
     first: float = Field(default=4.0, ge=1, allow_inf_nan=False)
@@ -91,8 +91,10 @@ class Warmup(Settings):
     def start(self, forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
         """Return the state before the first step, and the decision for that step: the first stage's candidate."""
         candidates = tuple(forecast.candidate for forecast in forecasts)
-        first = self._candidate_at(0, candidates)
-        return WarmupState(candidates, Window(first)), Decision(first, reason=self._reason(0, first))
+        first_candidate = self._candidate_at(0, candidates)
+        return WarmupState(candidates, Window(first_candidate)), Decision(
+            first_candidate, reason=self._reason(0, first_candidate)
+        )
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
         """Return the state after a measured step, and the decision for the step ``latency`` steps after it.
@@ -115,9 +117,9 @@ class Warmup(Settings):
     def check(self, dumped: dict[str, Any]) -> None:
         """Raise ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned."""
         check_names(WarmupState, dumped, ("running",), Window)
-        running = candidates_of([dumped["running"]], "controller_state/running")
-        window = {**dumped["window"], "candidate": running[0]}
-        from_plain(WarmupState, {**dumped, "candidates": running, "window": window})
+        running_candidates = candidates_of([dumped["running"]], "controller_state/running")
+        window = {**dumped["window"], "candidate": running_candidates[0]}
+        from_plain(WarmupState, {**dumped, "candidates": running_candidates, "window": window})
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
@@ -140,12 +142,12 @@ class Warmup(Settings):
             step: number of the step, counted from 0.
             candidates: candidates that may be chosen: dense first.
         """
-        dense, *compressed_candidates = candidates
+        dense_candidate, *compressed_candidates = candidates
         target_cf = self.stages[self._stage_number(step)]
-        if not compressed_candidates or target_cf <= dense.cf:
-            return dense
+        if not compressed_candidates or target_cf <= dense_candidate.cf:
+            return dense_candidate
         nearest_candidate = min(compressed_candidates, key=lambda candidate: abs(math.log(candidate.cf / target_cf)))
-        return nearest_candidate if nearest_candidate.cf <= target_cf * math.sqrt(self.factor) else dense
+        return nearest_candidate if nearest_candidate.cf <= target_cf * math.sqrt(self.factor) else dense_candidate
 
     def _phase(self, step: int) -> str:
         """Return the phase at a step (counted from 0): ``"warm-up"``, or ``"warmed up"`` in the last stage."""
@@ -156,8 +158,10 @@ class Warmup(Settings):
 
         The text names the stage, and also the stage's target CF if the candidate's CF differs from it.
         """
-        stage, stages = self._stage_number(step), self.stages
+        stage_number, target_cfs = self._stage_number(step), self.stages
         target_text = (
-            "" if math.isclose(candidate.cf, stages[stage], rel_tol=1e-6) else f" in place of CF {stages[stage]:g}"
+            ""
+            if math.isclose(candidate.cf, target_cfs[stage_number], rel_tol=1e-6)
+            else f" in place of CF {target_cfs[stage_number]:g}"
         )
-        return f"{self._phase(step)}: stage {stage + 1} of {len(stages)}, {candidate}{target_text}"
+        return f"{self._phase(step)}: stage {stage_number + 1} of {len(target_cfs)}, {candidate}{target_text}"

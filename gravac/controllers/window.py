@@ -15,7 +15,7 @@ SETTLING = 3
 """Number of steps after a change of candidate that gain and step time leave out, since caches, buffers and residuals
 still change."""
 
-MEDIAN_ERROR = 1.2533 * 1.4826
+MEDIAN_ERROR_FACTOR = 1.2533 * 1.4826
 """Standard error of the median of n normal random numbers, times √n, divided by their median absolute deviation."""
 
 GAP_MEDIANS = 5.0
@@ -65,25 +65,25 @@ class Window:
         if measured.candidate != self.candidate or not math.isfinite(measured.error + measured.energy):
             return self
         error_and_energy = (measured.error, measured.energy)
-        shadow = {cf: (error, energy) for cf, error, energy in self.shadow}
+        sums_by_cf = {cf: (error, energy) for cf, error, energy in self.shadow}
         for cf, error in measured.shadow:
             if math.isfinite(error):
-                error_sum, energy_sum = shadow.get(cf, (0.0, 0.0))
-                shadow[cf] = (error_sum + error, energy_sum + measured.energy)
+                error_sum, energy_sum = sums_by_cf.get(cf, (0.0, 0.0))
+                sums_by_cf[cf] = (error_sum + error, energy_sum + measured.energy)
         new_seconds = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
         has_settled = self.settling < measured.steps
         is_clean = has_settled and not measured.shadow
-        times = (measured.waited, measured.coded, measured.exchanged)
+        exchange_times = (measured.waited, measured.coded, measured.exchanged)
         return replace(
             self,
             settling=max(0, self.settling - measured.steps),
             seconds=(*self.seconds, *new_seconds) if is_clean else self.seconds,
             rough=self.rough if is_clean else (*self.rough, *new_seconds),
-            saved=(*self.saved, times) if is_clean and math.isfinite(sum(times)) else self.saved,
+            saved=(*self.saved, exchange_times) if is_clean and math.isfinite(sum(exchange_times)) else self.saved,
             samples=measured.samples,
             gains=(*self.gains, error_and_energy) if has_settled else self.gains,
             early=self.early if has_settled else (*self.early, error_and_energy),
-            shadow=tuple((cf, error, energy) for cf, (error, energy) in sorted(shadow.items())),
+            shadow=tuple((cf, error, energy) for cf, (error, energy) in sorted(sums_by_cf.items())),
             steps=self.steps + measured.steps,
         )
 
@@ -100,13 +100,13 @@ class Window:
 
     def without_times_above(self, limit_s: float) -> "Window":
         """Return this window without step times above ``limit_s``, in seconds; unchanged if all times are above."""
-        kept_positions = [position for position, step_s in enumerate(self.seconds) if step_s <= limit_s]
-        if not kept_positions:
+        kept_indices = [index for index, step_s in enumerate(self.seconds) if step_s <= limit_s]
+        if not kept_indices:
             return self
         saved = self.saved
         if len(saved) == len(self.seconds):  # each step time has its (waited, coded, exchanged)
-            saved = tuple(saved[position] for position in kept_positions)
-        return replace(self, seconds=tuple(self.seconds[position] for position in kept_positions), saved=saved)
+            saved = tuple(saved[index] for index in kept_indices)
+        return replace(self, seconds=tuple(self.seconds[index] for index in kept_indices), saved=saved)
 
     @property
     def gain(self) -> float:
@@ -128,8 +128,8 @@ class Window:
         """
         if not self.seconds:
             return self.samples / statistics.median_low(self.rough) if self.rough else None
-        median = statistics.median(self.seconds)
-        return self.samples / statistics.median(step_s for step_s in self.seconds if step_s <= GAP_MEDIANS * median)
+        median_s = statistics.median(self.seconds)
+        return self.samples / statistics.median(step_s for step_s in self.seconds if step_s <= GAP_MEDIANS * median_s)
 
     @property
     def standard_error_s(self) -> float:
@@ -139,12 +139,12 @@ class Window:
         """
         if len(self.seconds) < 3:
             return 0.0
-        median = statistics.median(self.seconds)
-        deviation = statistics.median(abs(step_s - median) for step_s in self.seconds)
-        return MEDIAN_ERROR * deviation / math.sqrt(len(self.seconds))
+        median_s = statistics.median(self.seconds)
+        median_deviation_s = statistics.median(abs(step_s - median_s) for step_s in self.seconds)
+        return MEDIAN_ERROR_FACTOR * median_deviation_s / math.sqrt(len(self.seconds))
 
     @property
-    def median_times(self) -> tuple[float, float, float] | None:
+    def median_exchange_times(self) -> tuple[float, float, float] | None:
         """Median seconds ``(waited, coded, exchanged)`` of a step, see ``Measurement``; ``None`` if not known.
 
         Steps right after a change of candidate are left out, and so are steps that evaluated shadow CFs.

@@ -85,13 +85,15 @@ def admit(
             return None, None
         network, machine = Network(link.latency, link.bandwidth), Machine(link.copy_bytes_per_s)
         if compressor.compresses and cf in coding:
-            copies = coding[cf] * link.copy_bytes_per_s
-            machine = replace(machine, costs={compressor.name: ((cf, copies, 0.0),)}, per_rank=False)
+            coding_in_copies = coding[cf] * link.copy_bytes_per_s
+            machine = replace(machine, costs={compressor.name: ((cf, coding_in_copies, 0.0),)}, per_rank=False)
         if machine.coding(compressor, cf) is None:
             return None, None
-        dense, dense_below = policy.dense_format.dtype, policy.dense_below
-        step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=dense_below)
-        return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
+        dense_dtype, dense_below = policy.dense_format.dtype, policy.dense_below
+        predicted_step = predict(
+            shapes, compressor, cf, 1.0, world, network, machine, dense=dense_dtype, dense_below=dense_below
+        )
+        return float(f"{predicted_step.compress_s:.3g}"), float(f"{predicted_step.exchange_s:.3g}")
 
     def forecast(compressor: Compressor, cf: float) -> Forecast:
         """Return the forecast of a compressor at a CF, for a candidate that exchanges in each step (mode ``hook``)."""
@@ -127,7 +129,7 @@ def efficiency_belief(profile: Profile) -> Belief:
     return Belief(efficiency, round(belief.deviation, 4))
 
 
-def select(policy: Policy, predict: Predict) -> Admission:
+def select(policy: Policy, predict_forecast: Predict) -> Admission:
     """Select a run's candidates; drop those that send no fewer bytes than dense, or about the same as another.
 
     For example, top-k at CF 10 sends 3.2 times as many bytes as dense at 32 ranks, since each rank of an all-gather
@@ -135,28 +137,36 @@ def select(policy: Policy, predict: Predict) -> Admission:
 
     Args:
         policy: policy with controller, compressor and CF range.
-        predict: function that returns the forecast of a compressor at a CF, see ``Predict``.
+        predict_forecast: function that returns the forecast of a compressor at a CF, see ``Predict``.
     """
-    dense, *sixteen_bit = (predict(number_format, number_format.cf) for number_format in policy.dense_formats)
+    dense_forecast, *sixteen_bit_forecasts = (
+        predict_forecast(number_format, number_format.cf) for number_format in policy.dense_formats
+    )
     if not policy.base.compresses:
-        return Admission((dense,))
+        return Admission((dense_forecast,))
     supported_cfs = policy.base.candidates(policy.cf_range)
-    proposed_forecasts = [predict(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, supported_cfs)]
+    proposed_forecasts = [
+        predict_forecast(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, supported_cfs)
+    ]
     if policy.controller.keeps_all:
-        return Admission((dense, *proposed_forecasts))
-    forecasts = [dense]
+        return Admission((dense_forecast, *proposed_forecasts))
+    forecasts = [dense_forecast]
     dropped = []
     by_wire_ratio = sorted(proposed_forecasts, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf))
-    for forecast in (*sixteen_bit, *by_wire_ratio):
-        twin = next((other for other in forecasts if sends_about_same_bytes(forecast, other)), None)
-        smallest_dense = next(other for other in reversed(forecasts) if other.candidate.dense)
-        if twin is None and forecast.wire_ratio > smallest_dense.wire_ratio:
+    for forecast in (*sixteen_bit_forecasts, *by_wire_ratio):
+        same_bytes_forecast = next((other for other in forecasts if sends_about_same_bytes(forecast, other)), None)
+        smallest_dense_forecast = next(other for other in reversed(forecasts) if other.candidate.dense)
+        if same_bytes_forecast is None and forecast.wire_ratio > smallest_dense_forecast.wire_ratio:
             forecasts.append(forecast)
-        elif twin is not None:
-            dropped.append(Dropped(forecast, "same_bytes", twin, twin.wire_ratio / forecast.wire_ratio))
+        elif same_bytes_forecast is not None:
+            dropped.append(
+                Dropped(
+                    forecast, "same_bytes", same_bytes_forecast, same_bytes_forecast.wire_ratio / forecast.wire_ratio
+                )
+            )
         else:
-            ratio = smallest_dense.wire_ratio / forecast.wire_ratio
-            dropped.append(Dropped(forecast, "not_fewer_bytes", smallest_dense, ratio))
+            ratio = smallest_dense_forecast.wire_ratio / forecast.wire_ratio
+            dropped.append(Dropped(forecast, "not_fewer_bytes", smallest_dense_forecast, ratio))
     return Admission(tuple(forecasts), tuple(dropped))
 
 
@@ -174,11 +184,13 @@ def drop_below_efficiency(admission: Admission, least_efficiency: float | None) 
         return admission
     forecasts, dropped = list[Forecast](), [*admission.dropped]
     for forecast in admission.forecasts:
-        bound = forecast.least_efficiency
-        if _synchronous_and_dense(forecast) or bound >= least_efficiency:
+        lower_bound = forecast.least_efficiency
+        if _synchronous_and_dense(forecast) or lower_bound >= least_efficiency:
             forecasts.append(forecast)
         else:
-            dropped.append(Dropped(forecast, "too_little_progress", admission.forecasts[0], bound / least_efficiency))
+            dropped.append(
+                Dropped(forecast, "too_little_progress", admission.forecasts[0], lower_bound / least_efficiency)
+            )
     return Admission(tuple(forecasts), tuple(dropped))
 
 
@@ -203,11 +215,13 @@ def with_native(admission: Admission, native_cfs: Sequence[float]) -> Admission:
         if candidate.mode != "hook" or not candidate.dense or candidate.cf not in native_cfs:
             forecasts.append(forecast)
             continue
-        twin = Candidate("native", candidate.compressor, candidate.cf)
-        bits = f"float{32 / candidate.cf:.0f}"
-        family = "native" if candidate.cf == 1 else f"native {bits}"
+        native_candidate = Candidate("native", candidate.compressor, candidate.cf)
+        format_name = f"float{32 / candidate.cf:.0f}"
+        family = "native" if candidate.cf == 1 else f"native {format_name}"
         coding_s = None if forecast.coding_s is None else 0.0
-        native_forecast = replace(forecast, candidate=twin, family=family, coding_s=coding_s, method=str(twin))
+        native_forecast = replace(
+            forecast, candidate=native_candidate, family=family, coding_s=coding_s, method=str(native_candidate)
+        )
         forecasts += [native_forecast] if candidate.cf == 1 else [forecast, native_forecast]
     return admission._replace(forecasts=tuple(forecasts))
 

@@ -205,25 +205,28 @@ def agreed_measurement(
         world: number of ranks that agree.
         samples: number of samples processed in a step, over all ranks.
     """
-    total = slot_numbers(local.shadow, sums[0])
-    numbers = {
-        slot: total[slot] if slot in SUMMED_SLOTS else total[slot] / world
+    sum_by_slot = slot_numbers(local.shadow, sums[0])
+    number_by_slot = {
+        slot: sum_by_slot[slot] if slot in SUMMED_SLOTS else sum_by_slot[slot] / world
         for slot in (*SLOTS_BEFORE_ERRORS, *SLOTS_AFTER_ERRORS)
     }
     if local.native_step_s is None:
-        numbers |= {slot: numbers[slot] / local.steps for slot in SECONDS_SLOTS}
+        number_by_slot |= {slot: number_by_slot[slot] / local.steps for slot in SECONDS_SLOTS}
     # each rank's number is (norm of what it sent) / (norm of the mean); the mean of these over ranks is 1 / drift
-    numbers["drift"] = 1 / numbers["drift"] if numbers["drift"] else math.nan
-    squares = sums[1] if len(sums) > 1 else ()
+    number_by_slot["drift"] = 1 / number_by_slot["drift"] if number_by_slot["drift"] else math.nan
+    squared_norm_sums = sums[1] if len(sums) > 1 else ()
     return Measurement(
         step=local.step,
         first=local.first,
         steps=local.steps,
         candidate=local.candidate,
         samples=samples,
-        shadow=tuple((cf, total[error_at(cf)]) for cf in local.shadow),
-        norms=tuple((name, math.sqrt(square / world)) for name, square in zip(local.norms, squares, strict=False)),
-        **numbers,
+        shadow=tuple((cf, sum_by_slot[error_at(cf)]) for cf in local.shadow),
+        norms=tuple(
+            (name, math.sqrt(squared_norm_sum / world))
+            for name, squared_norm_sum in zip(local.norms, squared_norm_sums, strict=False)
+        ),
+        **number_by_slot,
     )
 
 
@@ -266,5 +269,5 @@ def gain(error: float, energy: float) -> float | None:
         return None  # if a gradient was not finite, the error is nan, and the energy may be 0
     if energy == 0:
         return 1.0
-    fraction = 1 - error / energy
-    return fraction if math.isfinite(fraction) else None
+    sent_fraction = 1 - error / energy
+    return sent_fraction if math.isfinite(sent_fraction) else None

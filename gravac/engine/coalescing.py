@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gravac.averaging.plan import Piece
-from gravac.compressors.profile import CODING_BYTES
+from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
 from gravac.exchange.executor import Verdict
 
 ALWAYS_ENOUGH = 1 << 20
@@ -30,7 +30,7 @@ FEWEST_JOBS = 3
 MAX_CODING_BYTES = 64 << 20
 """Bytes that the coding of a job may take besides gradients and residuals; a single tensor may take more."""
 
-MAX_SEGMENT_ELEMENTS = MAX_CODING_BYTES // CODING_BYTES - ALWAYS_ENOUGH
+MAX_SEGMENT_ELEMENTS = MAX_CODING_BYTES // CODING_BYTES_PER_ELEMENT - ALWAYS_ENOUGH
 """Largest number of elements of a segment, which is a part of an exchange group.
 
 A job has room for a segment and for groups that waited, which have fewer than ``ALWAYS_ENOUGH`` elements together.
@@ -56,7 +56,7 @@ class ReadyGroup:
         done: function without arguments that the executor calls when the tensors hold their mean over the ranks.
         fail: function that is called with the exception if the exchange failed.
         finite: whether all gradients of the group are finite on this rank; True if not known.
-        next_elements: number of elements of the group's next segment; 0 if no segment follows.
+        next_segment_elements: number of elements of the group's next segment; 0 if no segment follows.
     """
 
     pieces: tuple[Piece, ...]
@@ -64,7 +64,7 @@ class ReadyGroup:
     done: Callable[[], None]
     fail: Callable[[BaseException], None]
     finite: Verdict = True
-    next_elements: int = 0
+    next_segment_elements: int = 0
 
 
 class Waiting:
@@ -80,18 +80,21 @@ class Waiting:
         self.groups: list[ReadyGroup] = []
         self.enough_elements = self.max_elements = 0
 
-    def set_limits(self, coding_bytes: int, model_elements: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
+    def set_limits(
+        self, coding_bytes_per_element: int, model_elements: int, exchange_s: float = 0.0, on_cpu: bool = False
+    ) -> None:
         """Set how many elements are compressed in one job of the step that begins.
 
         Args:
-            coding_bytes: largest memory that averaging takes besides gradients and residuals, in bytes per element.
+            coding_bytes_per_element: largest memory that averaging takes besides gradients and residuals, in bytes per
+                element.
             model_elements: number of elements of all the model's tensors.
             exchange_s: seconds that exchanging all tensors in one job would take on the link; 0: not known.
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
                 in flight.
         """
         self.enough_elements = elements_per_job(model_elements, exchange_s)
-        self.max_elements = MAX_CODING_BYTES // (CODING_BYTES if on_cpu else coding_bytes)
+        self.max_elements = MAX_CODING_BYTES // (CODING_BYTES_PER_ELEMENT if on_cpu else coding_bytes_per_element)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
         """Add a group; return the groups to compress now, in one job: either all waiting groups, or none.
@@ -105,9 +108,9 @@ class Waiting:
         """
         self.groups += [] if group is None else [group]
         waiting_elements = elements(self.groups)
-        next_elements = 0 if group is None else group.next_elements
-        next_fits = next_elements and waiting_elements + next_elements <= self.max_elements
-        if not at_once and (waiting_elements < self.enough_elements or next_fits):
+        next_segment_elements = 0 if group is None else group.next_segment_elements
+        next_segment_fits = next_segment_elements and waiting_elements + next_segment_elements <= self.max_elements
+        if not at_once and (waiting_elements < self.enough_elements or next_segment_fits):
             return []
         groups_to_compress, self.groups = self.groups, []
         return groups_to_compress
@@ -120,8 +123,8 @@ def elements_per_job(model_elements: int, exchange_s: float = 0.0) -> int:
         model_elements: number of elements of all the model's tensors.
         exchange_s: predicted seconds of a step's exchange; 0: not known, or only one job may be in flight at a time.
     """
-    jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / MIN_JOB_SECONDS)))
-    return min(ALWAYS_ENOUGH, -(-model_elements // jobs))
+    job_count = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / MIN_JOB_SECONDS)))
+    return min(ALWAYS_ENOUGH, -(-model_elements // job_count))
 
 
 def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
@@ -140,29 +143,31 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
     if len(segments) < 2:
         return [group]
 
-    def done() -> None:
+    def set_done() -> None:
         join()
         group.done()
 
-    sizes = [sum(piece.flat.numel() for piece in segment) for segment in segments]
+    segment_sizes = [sum(piece.flat.numel() for piece in segment) for segment in segments]
     *earlier_segments, final_segment = (
-        replace(group, pieces=tuple(segment), buffer=None, done=lambda: None, next_elements=next_elements)
-        for segment, next_elements in zip(segments, [*sizes[1:], 0], strict=True)
+        replace(
+            group, pieces=tuple(segment), buffer=None, done=lambda: None, next_segment_elements=next_segment_elements
+        )
+        for segment, next_segment_elements in zip(segments, [*segment_sizes[1:], 0], strict=True)
     )
-    return [*earlier_segments, replace(final_segment, done=done)]
+    return [*earlier_segments, replace(final_segment, done=set_done)]
 
 
-def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
-    """Split tensors, in order, into lists of at most ``limit`` elements each; a larger tensor is a list by itself."""
+def split(pieces: Sequence[Piece], max_elements: int) -> list[list[Piece]]:
+    """Split tensors, in order, into lists of at most ``max_elements`` elements; a larger tensor is a list by itself."""
     segments: list[list[Piece]] = []
     free_elements = 0
     for piece in pieces:
-        size = piece.flat.numel()
-        if not segments or size > free_elements:
+        piece_elements = piece.flat.numel()
+        if not segments or piece_elements > free_elements:
             segments.append([])
-            free_elements = limit
+            free_elements = max_elements
         segments[-1].append(piece)
-        free_elements -= size
+        free_elements -= piece_elements
     return segments
 
 
@@ -173,6 +178,8 @@ def elements(groups: Sequence[ReadyGroup]) -> int:
 
 def describe(pieces: Sequence[Piece]) -> str:
     """Return a text for error messages: how many tensors a job exchanges, their first and last name, their elements."""
-    first_name, final_name, count = pieces[0].name, pieces[-1].name, len(pieces)
-    names = f"tensor {first_name}" if count == 1 else f"{count} tensors from {first_name} to {final_name}"
-    return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"
+    first_name, final_name, tensor_count = pieces[0].name, pieces[-1].name, len(pieces)
+    names_text = (
+        f"tensor {first_name}" if tensor_count == 1 else f"{tensor_count} tensors from {first_name} to {final_name}"
+    )
+    return f"{names_text} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

@@ -100,22 +100,22 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -
     cfs = [candidate.cf for candidate in candidates if not candidate.dense]
     if not compressed_forms or not cfs:
         return {}
-    sample, seconds_per_byte, failures = typical_tensors(compressed_forms), dict[float, float](), list[BaseException]()
-    untimed = dict[float, Exception]()
+    sample_tensors, seconds_per_byte = typical_tensors(compressed_forms), dict[float, float]()
+    job_failures, failure_by_cf = list[BaseException](), dict[float, Exception]()
 
     def job() -> Any:
         seconds = _median_seconds_by_cf(
-            cfs, lambda cf: _time_steps(new_averager(), cf, sample, executor, device), untimed
+            cfs, lambda cf: _time_steps(new_averager(), cf, sample_tensors, executor, device), failure_by_cf
         )
         mean_seconds = _mean_over_ranks(seconds, executor)
-        seconds_per_byte.update((cf, mean_s / (4 * sample.elements)) for cf, mean_s in mean_seconds.items())
+        seconds_per_byte.update((cf, mean_s / (4 * sample_tensors.elements)) for cf, mean_s in mean_seconds.items())
         yield from ()  # the job requests no collectives
 
-    executor.exchange(job(), failures.append, device.device, lambda: True)
+    executor.exchange(job(), job_failures.append, device.device, lambda: True)
     executor.drain()
-    if failures:
-        raise failures[0]
-    for cf, failure in untimed.items():  # only now, when no rank waits: a warning may be an error
+    if job_failures:
+        raise job_failures[0]
+    for cf, failure in failure_by_cf.items():  # only now, when no rank waits: a warning may be an error
         warnings.warn(
             f"gravac: encode and decode at CF {cf:g} could not be timed on this device, so gravac uses times "
             f"measured on a CPU: {failure!r}",
@@ -133,62 +133,66 @@ def typical_tensors(forms: Sequence[Form]) -> TypicalTensors:
     Args:
         forms: shapes and dtypes of the gradients that may be compressed; at least one.
     """
-    elements_of = Counter[Form]()
+    elements_by_form = Counter[Form]()
     for form in forms:
-        elements_of[form] += math.prod(form[0])
-    (shape, dtype), elements = elements_of.most_common(1)[0]
+        elements_by_form[form] += math.prod(form[0])
+    (shape, dtype), form_elements = elements_by_form.most_common(1)[0]
     columns = min(math.prod(shape[1:]), MAX_ELEMENTS)
     rows = min(shape[0], MAX_ELEMENTS // columns)
-    return TypicalTensors(rows, columns, min(elements // math.prod(shape), MAX_ELEMENTS // (rows * columns)), dtype)
+    return TypicalTensors(
+        rows, columns, min(form_elements // math.prod(shape), MAX_ELEMENTS // (rows * columns)), dtype
+    )
 
 
 def _median_seconds_by_cf(
-    cfs: Sequence[float], time_steps: Callable[[float], list[float]], untimed: dict[float, Exception]
+    cfs: Sequence[float], time_steps: Callable[[float], list[float]], failure_by_cf: dict[float, Exception]
 ) -> dict[float, float | None]:
     """Return the median seconds of a step's coding at each CF; ``None`` if timing failed or the budget is spent.
 
     Args:
         cfs: the CFs.
         time_steps: function that gets a CF, and returns the seconds of coding in each timed step.
-        untimed: output: at each CF at which timing failed, the exception is added.
+        failure_by_cf: output: at each CF at which timing failed, the exception is added.
     """
-    spent_s, medians = 0.0, dict[float, float | None]()
+    spent_s, median_s_by_cf = 0.0, dict[float, float | None]()
     for cf in cfs:
-        medians[cf] = None
+        median_s_by_cf[cf] = None
         if spent_s >= BUDGET_SECONDS:
             continue
         try:
             seconds = time_steps(cf)
         except Exception as failure:
-            untimed[cf] = failure
+            failure_by_cf[cf] = failure
             continue
         spent_s += sum(seconds)
-        medians[cf] = statistics.median(seconds)
-    return medians
+        median_s_by_cf[cf] = statistics.median(seconds)
+    return median_s_by_cf
 
 
 def _time_steps(
-    averager: Averager, cf: float, sample: TypicalTensors, executor: Executor, device: Device
+    averager: Averager, cf: float, sample_tensors: TypicalTensors, executor: Executor, device: Device
 ) -> list[float]:
     """Run a candidate's compressor on sample tensors; return the seconds of coding of each timed step.
 
     Args:
         averager: averager of this candidate alone.
         cf: the candidate's compression factor.
-        sample: shape, dtype and number of the tensors.
+        sample_tensors: shape, dtype and number of the tensors.
         executor: executor of the run, which says whether the host may read tensors; nothing is sent.
         device: device of the tensors.
     """
-    source = Draws("codec timing").normal(sample.elements, device.device).to(sample.dtype)
-    flat = torch.empty_like(source)
-    shape = (sample.rows, sample.columns)
-    pieces = [Piece(str(number), chunk, shape) for number, chunk in enumerate(flat.chunk(sample.tensors))]
+    random_gradients = Draws("codec timing").normal(sample_tensors.elements, device.device).to(sample_tensors.dtype)
+    flat_gradients = torch.empty_like(random_gradients)
+    shape = (sample_tensors.rows, sample_tensors.columns)
+    pieces = [
+        Piece(str(index), matrix, shape) for index, matrix in enumerate(flat_gradients.chunk(sample_tensors.tensors))
+    ]
     averager.dense_below, coding_intervals_by_step = 0, []
     for step in range(UNTIMED_STEPS + TIMED_STEPS):
-        flat.copy_(source)
+        flat_gradients.copy_(random_gradients)
         averager.measure(LocalMeasurement(step, Candidate("hook", averager.base.name, cf)), executor)
         plan = averager.plan(step, cf)
-        segments = split(pieces, MAX_CODING_BYTES // averager.coding_bytes(plan))
+        segments = split(pieces, MAX_CODING_BYTES // averager.coding_bytes_per_element(plan))
         coding_intervals_by_step.append(
             [
                 interval
@@ -212,22 +216,24 @@ def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[
         job: the job.
         device: device that records the events.
     """
-    results: list[Any] | None = None
+    collective_results: list[Any] | None = None
     while True:
         began = device.record()
         try:
-            collectives = job.send(results)
+            collectives = job.send(collective_results)
         except StopIteration:
             yield Interval(began, device.record())
             return
         yield Interval(began, device.record())
-        results = [result_for_equal_ranks(collective, averager.rank, averager.world) for collective in collectives]
+        collective_results = [
+            result_for_equal_ranks(collective, averager.rank, averager.world) for collective in collectives
+        ]
 
 
-def _mean_over_ranks(seconds: dict[float, float | None], executor: Executor) -> dict[float, float]:
+def _mean_over_ranks(seconds_by_cf: dict[float, float | None], executor: Executor) -> dict[float, float]:
     """Return the mean over ranks of each CF's seconds; CFs that a rank did not measure (``None``) are left out."""
-    measured_s = [0.0 if median_s is None else median_s for median_s in seconds.values()]
-    flags = [float(median_s is not None) for median_s in seconds.values()]
-    (sums,) = executor.agreed(executor.agree([measured_s + flags]))
-    totals = zip(seconds, sums[: len(measured_s)], sums[len(measured_s) :], strict=True)
-    return {cf: total_s / ranks for cf, total_s, ranks in totals if ranks == executor.agree_world}
+    measured_s = [0.0 if median_s is None else median_s for median_s in seconds_by_cf.values()]
+    measured_flags = [float(median_s is not None) for median_s in seconds_by_cf.values()]
+    (sums,) = executor.agreed(executor.agree([measured_s + measured_flags]))
+    sums_by_cf = zip(seconds_by_cf, sums[: len(measured_s)], sums[len(measured_s) :], strict=True)
+    return {cf: total_s / rank_count for cf, total_s, rank_count in sums_by_cf if rank_count == executor.agree_world}

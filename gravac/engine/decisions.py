@@ -23,8 +23,8 @@ from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 Admit = Callable[[RunState, Sequence[Form]], Admission]
 """Function that returns a run's candidates, given the run's state and the gradients' shapes and dtypes.
 
-The function may have an attribute ``waits``. If it is true after the call, ``Deciding`` calls the function again as
-soon as the state has ``compute_s``, the seconds of a step without exchange.
+If the returned ``Admission`` has ``lacks_compute_time``, ``Deciding`` calls the function again as soon as the state has
+``compute_s``, the seconds of a step without exchange.
 """
 
 
@@ -68,10 +68,11 @@ class Deciding:
         decision: the newest decision; ``None`` before the first step.
         forecasts: forecasts of the candidates that may be chosen; empty before the first step.
         emit: the argument of that name.
-        seconds: seconds of the newest training step that the ranks agreed on; 0 before the first such step.
+        agreed_step_s: seconds of the newest training step that the ranks agreed on; 0 before the first such step.
         probe_requested: whether a decision has requested the loss on fixed batches (a probe) since the engine last
             reset this flag.
-        restored: saved state of the controller, with which the next ``decide_first`` starts; ``None`` if there is none.
+        restored_controller_state: saved state of the controller, with which the next ``decide_first`` starts;
+            ``None`` if there is none.
     """
 
     def __init__(
@@ -86,14 +87,15 @@ class Deciding:
         self._controller = controller
         self._admit = admit
         self.emit = emit
-        self.seconds = 0.0
+        self.agreed_step_s = 0.0
         self.probe_requested = False
         self._record_settings = record_settings
-        self.restored: dict[str, Any] | None = None
+        self.restored_controller_state: dict[str, Any] | None = None
         self._timed_cfs: tuple[float, ...] = ()
         self._latency = 0
         self._forms: Sequence[Form] = ()
-        self._waits_for_compute = False  # whether ``admit`` is called again once the compute time of a step is known
+        # whether ``admit`` is called again once the compute time of a step is known
+        self._waits_for_compute_time = False
         self._compute_seconds: list[float] = []
 
     @property
@@ -125,8 +127,8 @@ class Deciding:
             state: restored state of the run.
             controller_state: saved state of the controller; ``None``: the controller starts anew.
         """
-        self.restored, self.decision = controller_state, None
-        self._shorten(state)
+        self.restored_controller_state, self.decision = controller_state, None
+        self._shorten_history(state)
 
     def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Select candidates, and return the controller's first decision; called when the ranks and the model are known.
@@ -138,18 +140,18 @@ class Deciding:
         """
         self._forms, self._compute_seconds = forms, []
         admission = self._admit(state, forms)
-        self.forecasts, self._waits_for_compute = admission.forecasts, admission.lacks_compute_time
-        if self.restored is not None:
-            state.controller, self.decision = self._restored_state(self.restored)
+        self.forecasts, self._waits_for_compute_time = admission.forecasts, admission.lacks_compute_time
+        if self.restored_controller_state is not None:
+            state.controller, self.decision = self._restore_controller(self.restored_controller_state)
         else:
             state.controller, self.decision = self._controller.start(self.forecasts)
         settings = dict(self._record_settings.settings)
         self.emit(RunRecord(settings, world, self.forecasts, admission.dropped, self._timed_cfs))
-        if self.restored is not None and self.decision.reason:
-            self._record(state, state.trained, state.candidate != self.decision.candidate)
+        if self.restored_controller_state is not None and self.decision.reason:
+            self._record_decision(state, state.trained, state.candidate != self.decision.candidate)
         return self.decision
 
-    def _restored_state(self, dumped: dict[str, Any]) -> tuple[Any, Decision]:
+    def _restore_controller(self, dumped: dict[str, Any]) -> tuple[Any, Decision]:
         """Return the controller's state and its newest decision, restored from a saved state."""
         try:
             return self._controller.restore(dumped, self.forecasts)
@@ -182,16 +184,16 @@ class Deciding:
             state.wire_ratio = local.wire_ratio
             self.emit(step_record(measured, local))
         if math.isfinite(measured.seconds):
-            self.seconds = measured.seconds
-        previous_runs = self.decision.runs
+            self.agreed_step_s = measured.seconds
+        previous_candidates = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
         self.probe_requested |= self.decision.probe
         if self.decision.progress is not None:
             self.emit(progress_record(measured, self.decision.progress))
-        candidate_changed = self.decision.runs != previous_runs
+        candidate_changed = self.decision.runs != previous_candidates
         if self.decision.summary is not None or candidate_changed:
-            self._record(state, holds_from(measured, self._latency), candidate_changed)
-        if self._waits_for_compute:
+            self._record_decision(state, holds_from(measured, self._latency), candidate_changed)
+        if self._waits_for_compute_time:
             self._add_compute_time(state, measured)
 
     def _add_compute_time(self, state: RunState, measured: Measurement) -> None:
@@ -212,28 +214,30 @@ class Deciding:
         state.compute_s, self._compute_seconds = statistics.median(self._compute_seconds), []
         previous_forecasts = self.forecasts
         admission = self._admit(state, self._forms)
-        self.forecasts, self._waits_for_compute = admission.forecasts, False
+        self.forecasts, self._waits_for_compute_time = admission.forecasts, False
         if self.forecasts == previous_forecasts:
             return
         next_step = measured.first + measured.steps
         self.emit(ForecastsRecord(next_step, self.forecasts, admission.dropped))
-        state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
+        state.controller, self.decision = self._restore_controller(self._controller.dump(state.controller))
 
-    def _record(self, state: RunState, first: int, changes_candidates: bool) -> None:
+    def _record_decision(self, state: RunState, first_step: int, changes_candidates: bool) -> None:
         """Emit the record of the newest decision, and add it to the history of the run.
 
         Args:
             state: state of the run.
-            first: number of the first training step that the decision holds for.
+            first_step: number of the first training step that the decision holds for.
             changes_candidates: whether the decision changes which candidates run.
         """
         assert self.decision is not None
         decision = with_cost(self.decision, self.forecasts, self._controller) if changes_candidates else self.decision
-        record = decision_record(first, decision, changes_candidates, state.gain, self._record_settings.steps_per_epoch)
+        record = decision_record(
+            first_step, decision, changes_candidates, state.gain, self._record_settings.steps_per_epoch
+        )
         state.history.append(record)
-        self._shorten(state)
+        self._shorten_history(state)
         self.emit(record)
 
-    def _shorten(self, state: RunState) -> None:
+    def _shorten_history(self, state: RunState) -> None:
         """Drop the state's oldest decision records if there are more than the setting ``history`` allows."""
         del state.history[: -self._record_settings.history]

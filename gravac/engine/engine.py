@@ -62,7 +62,7 @@ from gravac.measurement import LocalMeasurement
 
 T = TypeVar("T")
 
-Fill = Callable[[LocalMeasurement], None]
+AddTimes = Callable[[LocalMeasurement], None]
 """Function that gets a step's measurement, and adds times that the caller of ``Engine.end`` knows."""
 
 
@@ -122,16 +122,16 @@ class Engine:
         self._agreement: Agreement | None = None
         self._schedule: AgreementSchedule | None = None
         self._call_guarded = GuardedCaller()
-        self._waiting = Waiting()
+        self._waiting_groups = Waiting()
         self._model_elements = 0
         self._plan = averager.plan(0, None)
-        self._needs_one_round = False  # whether each job of this step yields collectives only once
+        self._jobs_yield_once = False  # whether each job of this step yields collectives only once
         self._measurement: LocalMeasurement | None = None
         self._last_measurement: LocalMeasurement | None = None  # measurement of the last step that ended
-        self._with_inputs = RanksWithInputs(self.state)
+        self._ranks_with_inputs = RanksWithInputs(self.state)
         self.losses, self.probes = Losses(), Losses()
         self.probe_follows = False
-        self._set_aside_at_step = 0
+        self._last_set_aside_step = 0
 
     # before the first step
 
@@ -212,20 +212,22 @@ class Engine:
         Returns:
             A future of the candidate that was chosen.
         """
-        decided: Future[Candidate] = Future()
-        in_flight: list[Any] = []
+        candidate_future: Future[Candidate] = Future()
+        time_sums_in_flight: list[Any] = []
         executor = self.executor
-        executor.call(lambda: in_flight.append(executor.agree([[compute_s]])), functools.partial(fail, decided))
+        executor.call(
+            lambda: time_sums_in_flight.append(executor.agree([[compute_s]])), functools.partial(fail, candidate_future)
+        )
         executor.drain()
 
         def decide_by_compute_time() -> None:
             with named_failure(self.state, lambda: "the compute time of a step"):
-                ((total,),) = executor.agreed(in_flight[0])
+                ((total,),) = executor.agreed(time_sums_in_flight[0])
             self.state.compute_s = total / executor.agree_world
-            decided.set_result(self._first_decision(self.forms).candidate)
+            candidate_future.set_result(self._first_decision(self.forms).candidate)
 
-        executor.call(decide_by_compute_time, functools.partial(fail, decided))
-        return decided
+        executor.call(decide_by_compute_time, functools.partial(fail, candidate_future))
+        return candidate_future
 
     def decide_first(self) -> "Future[Candidate]":
         """Make the first decision, unless one was made already. Called on every rank, between two steps.
@@ -234,14 +236,14 @@ class Engine:
             A future of the candidate of the newest decision.
         """
         self.open()
-        decided: Future[Candidate] = Future()
+        candidate_future: Future[Candidate] = Future()
 
         def decide_if_undecided() -> None:
             decision = self.decision or self._first_decision(self.forms)
-            decided.set_result(decision.candidate)
+            candidate_future.set_result(decision.candidate)
 
-        self.executor.call(decide_if_undecided, functools.partial(fail, decided))
-        return decided
+        self.executor.call(decide_if_undecided, functools.partial(fail, candidate_future))
+        return candidate_future
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Return each parameter's residual, flat float32, by name, divided by the loss scale.
@@ -251,8 +253,8 @@ class Engine:
         feedback, loss_scale = self.averager.feedback, self.state.loss_scale or 1.0
         names = [*feedback.residual, *(name for name in feedback.releasing if name not in feedback.residual)]
         stores = (feedback.residual, feedback.releasing)
-        residuals = {name: [store[name].float() for store in stores if name in store] for name in names}
-        return {name: torch.stack(addends).sum(0) / loss_scale for name, addends in residuals.items()}
+        addends_by_name = {name: [store[name].float() for store in stores if name in store] for name in names}
+        return {name: torch.stack(addends).sum(0) / loss_scale for name, addends in addends_by_name.items()}
 
     def change_mode(self, mode: Mode) -> None:
         """Prepare for steps of another mode: drop all residuals, which do not fit what the new mode exchanges.
@@ -285,12 +287,12 @@ class Engine:
             another mode than the step, the ranks must change to that mode when the step has ended.
         """
         self.open()
-        decided: Future[Candidate] = Future()
-        on_failure = functools.partial(fail, decided)
+        candidate_future: Future[Candidate] = Future()
+        on_failure = functools.partial(fail, candidate_future)
         if not self.schedule.host_looks:
             self.executor.call(lambda: self.schedule.before_step(self.state.step), on_failure)
-        self.executor.call(lambda: decided.set_result(self._begin(inputs)), on_failure)
-        return decided
+        self.executor.call(lambda: candidate_future.set_result(self._begin(inputs)), on_failure)
+        return candidate_future
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
         """Start to average some tensors over the ranks, in place and together; return a handle to wait with.
@@ -344,29 +346,32 @@ class Engine:
         """Start to average all gradients that the source handed over so far; called on all ranks at the same point."""
         self._hand_over(None, None, is_last=True)
 
-    def end(self, fill: Fill = lambda measurement: None) -> None:
+    def end(self, add_times: AddTimes = lambda measurement: None) -> None:
         """End a step when all its gradients have been handed over: measure and decide. Does not wait for the exchange.
 
         Args:
-            fill: function that gets the step's measurement, and adds times known to the caller to the measurement. The
-                executor calls this function when all tensors hold their means.
+            add_times: function that gets the step's measurement, and adds times known to the caller to the measurement.
+                The executor calls this function when all tensors hold their means.
         """
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
-        self.executor.call(lambda: self._end(fill, loss, probe), lambda failure: None)
+        self.executor.call(lambda: self._end(add_times, loss, probe), lambda failure: None)
 
     def conclude(self) -> None:
         """Start to agree with the other ranks on all steps that have ended, without waiting for later steps.
 
         Called on every rank between ``end`` and ``begin``; ``concluded`` must be called before the next ``begin``.
         """
-        self.executor.call(self._conclude, lambda failure: None)
+        self.executor.call(self._send_ended_steps, lambda failure: None)
 
     def concluded(self) -> "Future[Candidate]":
         """Decide by the measurements that ``conclude`` sent; return a future of the candidate for the next step."""
-        decided: Future[Candidate] = Future()
-        self.executor.call(lambda: decided.set_result(self._concluded()), functools.partial(fail, decided))
-        return decided
+        candidate_future: Future[Candidate] = Future()
+        self.executor.call(
+            lambda: candidate_future.set_result(self._decide_by_ended_steps()),
+            functools.partial(fail, candidate_future),
+        )
+        return candidate_future
 
     def _hand_over(self, segment: ReadyGroup | None, group: ReadyGroup | None, is_last: bool = False) -> None:
         """Queue a job that averages an exchange group: in segments if the step compresses, otherwise as a whole.
@@ -378,30 +383,32 @@ class Engine:
             group: the whole group; averaged if the step is dense. ``None``: no tensors.
             is_last: whether to average all waiting groups now, since the step has no later group.
         """
-        job_groups = [ready for ready in (segment, group) if ready is not None]
+        job_groups = [ready_group for ready_group in (segment, group) if ready_group is not None]
 
         def job() -> Any:
             compresses = self._plan.compresses
-            job_groups[:] = self._waiting.take(segment if compresses else group, at_once=is_last or not compresses)
+            job_groups[:] = self._waiting_groups.take(
+                segment if compresses else group, at_once=is_last or not compresses
+            )
             if not job_groups:
                 return
-            pieces = [piece for ready in job_groups for piece in ready.pieces]
+            pieces = [piece for ready_group in job_groups for piece in ready_group.pieces]
             with named_failure(self.state, lambda: describe(pieces)):
                 buffer = job_groups[0].buffer if len(job_groups) == 1 else None
-                finite = functools.reduce(both_true, (ready.finite for ready in job_groups))
+                finite = functools.reduce(both_true, (ready_group.finite for ready_group in job_groups))
                 yield from self.averager.average(pieces, self._plan, buffer, finite)
-            if self._with_inputs.counted:
-                ratio_of_ranks = self.averager.world / self._with_inputs.number(self.executor)
+            if self._ranks_with_inputs.counted:
+                ratio_of_ranks = self.averager.world / self._ranks_with_inputs.number(self.executor)
                 for piece in pieces:
                     piece.flat.mul_(ratio_of_ranks)
-            for ready in job_groups:
-                ready.done()
+            for ready_group in job_groups:
+                ready_group.done()
 
-        def failed(failure: BaseException) -> None:
-            for ready in (*job_groups, *self._waiting.groups):
-                ready.fail(failure)
+        def fail_groups(failure: BaseException) -> None:
+            for ready_group in (*job_groups, *self._waiting_groups.groups):
+                ready_group.fail(failure)
 
-        self.executor.exchange(job(), failed, self.device, lambda: self._needs_one_round)
+        self.executor.exchange(job(), fail_groups, self.device, lambda: self._jobs_yield_once)
 
     # results of the steps
 
@@ -430,29 +437,29 @@ class Engine:
 
     @property
     def ledger(self) -> Ledger:
-        """Counts of this rank's collectives and of their bytes since ``use``, also after ``close``; 0 before ``use``."""
+        """Counts of this rank's collectives and bytes since ``use``, also after ``close``; 0 before ``use``."""
         return self._executor.ledger if self._executor else self._closed_ledger
 
-    def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> RankSums:
+    def sum_over_ranks(self, description: str, numbers: Sequence[float]) -> RankSums:
         """Start to sum numbers over the ranks; return a handle of the sums. Called on every rank, between two steps.
 
         Args:
-            what: description of the numbers, for error messages.
+            description: description of the numbers, for error messages.
             numbers: this rank's numbers; every rank has as many.
         """
-        return RankSums(self.executor, what, numbers)
+        return RankSums(self.executor, description, numbers)
 
-    def run_between_steps(self, what: str, job: Returning[T]) -> JobResult[T]:
+    def run_between_steps(self, description: str, job: Returning[T]) -> JobResult[T]:
         """Start a job that is not part of a step; return a handle of its result.
 
         Called on every rank, between two steps.
 
         Args:
-            what: description of what the job exchanges, for error messages.
+            description: description of what the job exchanges, for error messages.
             job: generator that yields collectives, the same on every rank; it may read tensors' values, for which
                 the host waits.
         """
-        return JobResult(self.executor, what, job, self.device)
+        return JobResult(self.executor, description, job, self.device)
 
     # the executor
 
@@ -528,18 +535,18 @@ class Engine:
         if self.decision is None:
             self._first_decision(forms)
         self.schedule.step_begins(state.step)
-        self._with_inputs.start(executor, inputs.takes_part, self.device)
+        self._ranks_with_inputs.start(executor, inputs.takes_part, self.device)
         self._rescale(inputs.loss_scale)
         assert self.decision is not None
         self._take_probe_request()
-        decided = self.decision.candidate
-        previous, previous_factors = state.candidate, state.factors
-        decision = self._decision_of(inputs, self.decision, previous)
+        decided_candidate = self.decision.candidate
+        previous_candidate, previous_factors = state.candidate, state.factors
+        decision = self._decision_of(inputs, self.decision, previous_candidate)
         candidate = state.candidate = decision.candidate
         state.factors = Factors.of(decision)
-        if previous is not None and previous_factors != state.factors and not inputs.dense:
+        if previous_candidate is not None and previous_factors != state.factors and not inputs.dense:
             self.averager.feedback.set_aside(lambda name: state.factors.fell(previous_factors, name))
-            self._set_aside_at_step = state.step
+            self._last_set_aside_step = state.step
         self._plan = self.averager.plan(
             state.step,
             state.factors.cf,
@@ -548,10 +555,13 @@ class Engine:
             cfs=state.factors.cfs,
             sums=decision.sums,
         )
-        self._needs_one_round = self.averager.one_round(self._plan)
-        exchange_s = self.deciding.exchange_s(candidate) if self._needs_one_round else 0.0
-        self._waiting.set_limits(
-            self.averager.coding_bytes(self._plan), self._model_elements, exchange_s, self.device.type == "cpu"
+        self._jobs_yield_once = self.averager.one_round(self._plan)
+        exchange_s = self.deciding.exchange_s(candidate) if self._jobs_yield_once else 0.0
+        self._waiting_groups.set_limits(
+            self.averager.coding_bytes_per_element(self._plan),
+            self._model_elements,
+            exchange_s,
+            self.device.type == "cpu",
         )
         loss_scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
         self._measurement = LocalMeasurement(
@@ -559,20 +569,20 @@ class Engine:
             candidate=candidate,
             first=state.trained,
             steps=inputs.steps,
-            shadow=self._plan.shadow,
+            shadow=self._plan.shadow_cfs,
             learning_rate=inputs.learning_rate,
             loss_scale=loss_scale,
             previous=self._last_measurement,
         )
         self.averager.measure(self._measurement, executor)
         self._measurement.open(executor)
-        return decided
+        return decided_candidate
 
     def _take_probe_request(self) -> None:
         """Set ``probe_follows`` to whether a decision requested the loss on fixed batches, and clear the request."""
         self.probe_follows, self.deciding.probe_requested = self.deciding.probe_requested, False
 
-    def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
+    def _decision_of(self, inputs: StepInputs, decision: Decision, previous_candidate: Candidate | None) -> Decision:
         """Return the decision that a step runs: the first of three decisions whose candidate has the step's mode.
 
         1. The newest decision.
@@ -582,18 +592,18 @@ class Engine:
         Args:
             inputs: facts of the step, such as its mode.
             decision: the newest decision.
-            previous: candidate of the previous step; ``None`` before the first step.
+            previous_candidate: candidate of the previous step; ``None`` before the first step.
         """
         steps_per_exchange = inputs.steps if inputs.mode == "outer" else 1
-        decided = decision.candidate
-        if decided.mode == inputs.mode and not inputs.dense:
+        decided_candidate = decision.candidate
+        if decided_candidate.mode == inputs.mode and not inputs.dense:
             return (
                 decision
-                if decided.every == steps_per_exchange
-                else replace(decision, candidate=replace(decided, every=steps_per_exchange))
+                if decided_candidate.every == steps_per_exchange
+                else replace(decision, candidate=replace(decided_candidate, every=steps_per_exchange))
             )
-        if previous is not None and previous.mode == inputs.mode and not inputs.dense:
-            return Decision(replace(previous, every=steps_per_exchange))
+        if previous_candidate is not None and previous_candidate.mode == inputs.mode and not inputs.dense:
+            return Decision(replace(previous_candidate, every=steps_per_exchange))
         return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, steps_per_exchange))
 
     def _rescale(self, loss_scale: Number | None) -> None:
@@ -607,19 +617,19 @@ class Engine:
             self.averager.rescale(loss_scale / previous_scale)
         self.state.loss_scale = loss_scale
 
-    def _end(self, fill: Fill, loss: Number, probe: Number) -> None:
+    def _end(self, add_times: AddTimes, loss: Number, probe: Number) -> None:
         """End a step, called by the executor: store new residuals, complete the measurement, let the ranks agree on it.
 
         Args:
-            fill: function that gets the step's measurement, and adds times that the engine's caller knows, such as the
-                end of backward.
+            add_times: function that gets the step's measurement, and adds times that the engine's caller knows, such as
+                the end of backward.
             loss: mean of the training losses since the last step; nan if there are none.
             probe: mean of the losses on fixed batches since the last step; nan if there are none.
         """
         state, measurement = self.state, self._measurement
         assert measurement is not None
         measurement.loss, measurement.probe = loss, probe
-        fill(measurement)
+        add_times(measurement)
         self.averager.commit(self.executor.everywhere)
         if measurement.candidate.mode == "native":
             measurement.elements = self._model_elements
@@ -633,7 +643,7 @@ class Engine:
         state.step += 1
         state.trained += measurement.steps
 
-    def _conclude(self) -> None:
+    def _send_ended_steps(self) -> None:
         """Start to sum the measurements of all ended steps over the ranks; called by the executor."""
         assert self._agreement is not None
         if not self.schedule.host_looks:
@@ -641,7 +651,7 @@ class Engine:
         self._agreement.read(self.state.step)
         self._agreement.send(self.state.step)
 
-    def _concluded(self) -> Candidate:
+    def _decide_by_ended_steps(self) -> Candidate:
         """Let the controller decide by all steps that have ended; return the candidate of the next step."""
         assert self._agreement is not None
         assert self.decision is not None
@@ -649,17 +659,17 @@ class Engine:
         self._take_probe_request()
         return self.decision.candidate
 
-    def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
+    def _observe(self, local: LocalMeasurement, sums_over_ranks: list[list[float]]) -> None:
         """Let the controller decide by a step's measurement that the ranks agreed on.
 
         Also drop residuals that were set aside when CFs fell, if they are zero on all ranks.
 
         Args:
             local: this rank's measurement of the step.
-            sums: sums of the measurement's vectors over the ranks.
+            sums_over_ranks: sums of the measurement's vectors over the ranks.
         """
         world = self.executor.agree_world
-        agreed_step = agreed_measurement(local, sums, world, self.deciding.samples(world))
-        if local.unreleased and all_released(local, sums) and local.step >= self._set_aside_at_step:
+        agreed_step = agreed_measurement(local, sums_over_ranks, world, self.deciding.samples(world))
+        if local.unreleased and all_released(local, sums_over_ranks) and local.step >= self._last_set_aside_step:
             self.averager.feedback.drop(local.unreleased, self._plan.sends_all)
         self.deciding.observe(self.state, agreed_step, local)

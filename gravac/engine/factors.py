@@ -24,7 +24,10 @@ class Factors:
     @classmethod
     def of(cls, decision: Decision) -> "Factors":
         """Return the compression factors that a decision sets."""
-        return cls(_cf(decision.candidate), {name: _cf(candidate) for name, candidate in decision.tensors})
+        return cls(
+            _cf(decision.candidate),
+            {name: _cf(candidate) for name, candidate in decision.tensors},
+        )
 
     def of_tensor(self, name: str) -> float | None:
         """Return the CF of a tensor; ``None`` if the tensor is sent dense."""

@@ -73,7 +73,7 @@ class Handle:
             self._engine.executor.order()
         if not self._future.done():
             raise RuntimeError(
-                "not every simulated rank has handed over these tensors; let all ranks hand them over before a rank "
+                "wait: not all simulated ranks have handed over their tensors; let every rank do so before any rank "
                 "waits"
             )
         self._future.result()
@@ -109,26 +109,26 @@ class RankSums:
 
     Args:
         executor: object that sums the numbers over the ranks.
-        what: description of the numbers, for error messages.
+        description: description of the numbers, for error messages.
         numbers: this rank's numbers; every rank has as many.
     """
 
-    def __init__(self, executor: Executor, what: str, numbers: Sequence[float]) -> None:
-        self._executor, self._what = executor, what
-        self._in_flight: Any = None
-        self._sums: Future[list[float]] = Future()
+    def __init__(self, executor: Executor, description: str, numbers: Sequence[float]) -> None:
+        self._executor, self._description = executor, description
+        self._sums_in_flight: Any = None
+        self._sums_future: Future[list[float]] = Future()
 
         def send() -> None:
-            self._in_flight = executor.agree([numbers])
+            self._sums_in_flight = executor.agree([numbers])
 
-        executor.call(send, self._fail)
+        executor.call(send, self._fail_sums)
 
     def receive(self) -> None:
         """Let the executor wait for the sums; the caller does not wait.
 
         Called on every rank at the same point, before the next step begins.
         """
-        self._executor.call(self._receive, self._fail)
+        self._executor.call(self._receive, self._fail_sums)
 
     def result(self) -> list[float]:
         """Return the sums over the ranks, in float64; waits for them. ``receive`` must have been called.
@@ -136,17 +136,17 @@ class RankSums:
         Raises:
             ExchangeError: a rank did not answer.
         """
-        return self._sums.result()
+        return self._sums_future.result()
 
     def _receive(self) -> None:
         try:
-            (sums,) = self._executor.agreed(self._in_flight)
+            (sums,) = self._executor.agreed(self._sums_in_flight)
         except ExchangeError as failure:
-            raise ExchangeError(f"gravac: {self._what}: {failure}") from failure.__cause__
-        self._sums.set_result(sums)
+            raise ExchangeError(f"gravac: {self._description}: {failure}") from failure.__cause__
+        self._sums_future.set_result(sums)
 
-    def _fail(self, failure: BaseException) -> None:
-        fail(self._sums, failure)
+    def _fail_sums(self, failure: BaseException) -> None:
+        fail(self._sums_future, failure)
 
 
 class JobResult(Generic[T]):
@@ -154,16 +154,16 @@ class JobResult(Generic[T]):
 
     Args:
         executor: object that runs the job.
-        what: what the job exchanges, for error messages.
+        description: what the job exchanges, for error messages.
         job: generator of collectives, the same on every rank; it may read tensors' values, for which
             the host waits.
         device: device of the job's tensors.
     """
 
-    def __init__(self, executor: Executor, what: str, job: Returning[T], device: torch.device) -> None:
-        self._executor, self._what, self._device = executor, what, device
-        self._returned: Future[T] = Future()
-        executor.exchange(self._run(job), functools.partial(fail, self._returned), device, lambda: False)
+    def __init__(self, executor: Executor, description: str, job: Returning[T], device: torch.device) -> None:
+        self._executor, self._description, self._device = executor, description, device
+        self._result_future: Future[T] = Future()
+        executor.exchange(self._run_job(job), functools.partial(fail, self._result_future), device, lambda: False)
 
     def result(self) -> T:
         """Wait for the job to end; return its result. If a rank calls this method, all ranks must call it.
@@ -173,18 +173,18 @@ class JobResult(Generic[T]):
             RuntimeError: ranks are simulated in one process, and not all of them have handed the job over.
         """
         self._executor.order()
-        if not self._returned.done():
+        if not self._result_future.done():
             raise RuntimeError(
-                f"not every simulated rank has handed over {self._what}; let all ranks hand them over before a rank "
-                "waits"
+                f"not every simulated rank has handed over {self._description}; let all ranks hand them over before a "
+                "rank waits"
             )
-        return self._returned.result()
+        return self._result_future.result()
 
-    def _run(self, job: Returning[T]) -> Job:
+    def _run_job(self, job: Returning[T]) -> Job:
         try:
-            returned = yield from job
+            job_result = yield from job
         except ExchangeError as failure:
-            raise ExchangeError(f"gravac: {self._what}: {failure}") from failure.__cause__
+            raise ExchangeError(f"gravac: {self._description}: {failure}") from failure.__cause__
         if self._device.type == "cuda" and self._executor.host_looks:
             torch.cuda.current_stream(self._device).synchronize()  # no other stream waits for the thread's stream
-        self._returned.set_result(returned)
+        self._result_future.set_result(job_result)

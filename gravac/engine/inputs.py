@@ -63,7 +63,7 @@ class RanksWithInputs:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._in_flight: Any = None
-        self._number: Number | None = None
+        self._rank_count: Number | None = None
 
     @property
     def counted(self) -> bool:
@@ -78,19 +78,19 @@ class RanksWithInputs:
             takes_part: whether this rank still has batches; ``None``, on every rank: do not count.
             device: device of the tensor that the ranks sum.
         """
-        self._in_flight = self._number = None
+        self._in_flight = self._rank_count = None
         if takes_part is not None:
-            flag = torch.full((1,), float(takes_part), device=device)
+            takes_part_flag = torch.full((1,), float(takes_part), device=device)
             with named_failure(self._state, lambda: INPUTS_LEFT_TEXT):
-                self._in_flight = executor.launch([AllReduce(flag)])
+                self._in_flight = executor.launch([AllReduce(takes_part_flag)])
 
     def number(self, executor: Executor) -> Number:
         """Return the number of ranks that still have batches to train on; waits until all ranks have answered.
 
         The result is a 0-d tensor if the host must not read tensors.
         """
-        if self._number is None:
+        if self._rank_count is None:
             with named_failure(self._state, lambda: INPUTS_LEFT_TEXT):
-                (total,) = executor.finish(self._in_flight)
-                (self._number,) = executor.numbers([total[0]])
-        return self._number
+                (flag_sum,) = executor.finish(self._in_flight)
+                (self._rank_count,) = executor.numbers([flag_sum[0]])
+        return self._rank_count

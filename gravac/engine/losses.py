@@ -15,8 +15,8 @@ class Losses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total: Number = 0.0
-        self._count = 0
+        self._loss_sum: Number = 0.0
+        self._loss_count = 0
 
     def add(self, loss: torch.Tensor | float) -> None:
         """Add the loss of a batch to the mean.
@@ -28,9 +28,9 @@ class Losses:
             TypeError: the loss is no real number.
             ValueError: the tensor does not have one element.
         """
-        number = _number(loss)
+        loss_number = _loss_number(loss)
         with self._lock, torch.no_grad():
-            self._total, self._count = self._total + number, self._count + 1
+            self._loss_sum, self._loss_count = self._loss_sum + loss_number, self._loss_count + 1
 
     def take_mean(self) -> Number:
         """Return the mean of the losses that were added since the last call; nan if there are none. Start a new mean.
@@ -39,12 +39,12 @@ class Losses:
             A float if the losses are numbers or on the CPU, otherwise a 0-d float32 tensor on the losses' device.
         """
         with self._lock, torch.no_grad():
-            loss_sum, count = self._total, self._count
-            self._total, self._count = 0.0, 0
+            loss_sum, count = self._loss_sum, self._loss_count
+            self._loss_sum, self._loss_count = 0.0, 0
             return loss_sum / count if count else math.nan
 
 
-def _number(loss: torch.Tensor | float) -> Number:
+def _loss_number(loss: torch.Tensor | float) -> Number:
     """Return a loss as a float, or as a scalar (0-d float32 tensor) if reading it would wait for a device."""
     if isinstance(loss, torch.Tensor):
         if loss.is_complex():

@@ -145,8 +145,8 @@ def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord
         measured: the newest measurement; its first training step is recorded.
         progress: results of the trials.
     """
-    results = {field.name: getattr(progress, field.name) for field in fields(progress)}
-    return ProgressRecord(step=measured.first, **results)
+    trial_results = {field.name: getattr(progress, field.name) for field in fields(progress)}
+    return ProgressRecord(step=measured.first, **trial_results)
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
@@ -158,11 +158,11 @@ def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]
         state: state of the run.
         candidates: candidates of the run, dense candidates first, then ascending by wire ratio.
     """
-    sums = {"steps": float(state.trained), "wire_bytes": float(state.totals.wire_bytes)}
-    sums["wire_ratio"] = wire_ratio(state.totals.dense_wire_bytes, state.totals.wire_bytes)
+    run_totals = {"steps": float(state.trained), "wire_bytes": float(state.totals.wire_bytes)}
+    run_totals["wire_ratio"] = wire_ratio(state.totals.dense_wire_bytes, state.totals.wire_bytes)
     if state.gain is not None:
-        sums["gain"] = state.gain
-    return {**sums, "norm_bytes": float(state.totals.norm_bytes), **shares(state.totals.steps_at, candidates)}
+        run_totals["gain"] = state.gain
+    return {**run_totals, "norm_bytes": float(state.totals.norm_bytes), **shares(state.totals.steps_at, candidates)}
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
@@ -177,17 +177,17 @@ def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -
         ``"share_higher_cf"``: steps at higher CFs. These three add up to 1. ``"share_native"``: native steps, in which
         DDP exchanged by itself. ``"share_outer"``: outer steps, in which ranks trained on their own weights.
     """
-    all_steps = max(1, sum(steps_at.values()))
-    compressed = [candidate for candidate in candidates if not candidate.dense]
-    lowest_cf_candidate = compressed[0] if compressed else None
+    total_steps = max(1, sum(steps_at.values()))
+    compressed_candidates = [candidate for candidate in candidates if not candidate.dense]
+    lowest_cf_candidate = compressed_candidates[0] if compressed_candidates else None
 
-    def fraction(selects: Callable[[Candidate], bool]) -> float:
-        return sum(steps for candidate, steps in steps_at.items() if selects(candidate)) / all_steps
+    def share_of_steps(selects: Callable[[Candidate], bool]) -> float:
+        return sum(steps for candidate, steps in steps_at.items() if selects(candidate)) / total_steps
 
     return {
-        "share_dense": fraction(lambda candidate: candidate.dense),
-        "share_lowest_cf": fraction(lambda candidate: candidate == lowest_cf_candidate),
-        "share_higher_cf": fraction(lambda candidate: not candidate.dense and candidate != lowest_cf_candidate),
-        "share_native": fraction(lambda candidate: candidate.mode == "native"),
-        "share_outer": fraction(lambda candidate: candidate.mode == "outer"),
+        "share_dense": share_of_steps(lambda candidate: candidate.dense),
+        "share_lowest_cf": share_of_steps(lambda candidate: candidate == lowest_cf_candidate),
+        "share_higher_cf": share_of_steps(lambda candidate: not candidate.dense and candidate != lowest_cf_candidate),
+        "share_native": share_of_steps(lambda candidate: candidate.mode == "native"),
+        "share_outer": share_of_steps(lambda candidate: candidate.mode == "outer"),
     }

@@ -46,11 +46,11 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
         return
     exchange_device = device if backend_of(group, device) == "nccl" else CPU
 
-    def gather(local: torch.Tensor) -> list[torch.Tensor]:
-        rows = [torch.empty_like(local, device=exchange_device) for _ in range(world)]
+    def gather(local_tensor: torch.Tensor) -> list[torch.Tensor]:
+        gathered_rows = [torch.empty_like(local_tensor, device=exchange_device) for _ in range(world)]
         try:
-            dist.all_gather(rows, local.to(exchange_device), group=group)
-            return [row.cpu() for row in rows]
+            dist.all_gather(gathered_rows, local_tensor.to(exchange_device), group=group)
+            return [row.cpu() for row in gathered_rows]
         except RuntimeError as failure:
             raise ExchangeError(
                 f"rank {dist.get_rank(group)} of {world} got no answer while ranks compared their settings: another "
@@ -72,16 +72,17 @@ def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGro
     """
     shapes_of_ranks: list[Mapping[str, tuple[int, ...]]] = [{}] * dist.get_world_size(group)
     dist.all_gather_object(shapes_of_ranks, dict(shapes), group=group)
-    dimensions = [{name: len(shape) for name, shape in of_rank.items()} for of_rank in shapes_of_ranks]
-    for rank, of_rank in enumerate(dimensions):
-        if differing := sorted(of_rank.items() ^ dimensions[0].items()):
+    dimensions_by_rank = [{name: len(shape) for name, shape in rank_shapes.items()} for rank_shapes in shapes_of_ranks]
+    for rank, dimensions in enumerate(dimensions_by_rank):
+        if differing_parameters := sorted(dimensions.items() ^ dimensions_by_rank[0].items()):
+            name, dimension_count = differing_parameters[0]
             raise SettingsError(
-                f"agree_group: ranks 0 and {rank} of the group do not both have a parameter {differing[0][0]} with "
-                f"{differing[0][1]} dimensions, so they train different models; give a group of ranks that hold parts "
+                f"agree_group: ranks 0 and {rank} of the group do not both have a parameter {name} with "
+                f"{dimension_count} dimensions, so they train different models; give a group of ranks that hold parts "
                 "of the same parameters (in a pipeline, a group for each stage)"
             )
     return {
-        name: tuple(max(sizes) for sizes in zip(*(of_rank[name] for of_rank in shapes_of_ranks), strict=True))
+        name: tuple(max(sizes) for sizes in zip(*(rank_shapes[name] for rank_shapes in shapes_of_ranks), strict=True))
         for name in shapes
     }
 
@@ -94,9 +95,9 @@ def run_comparison(comparison: Comparison, gather: Callable[[torch.Tensor], list
         gather: function that all-gathers this rank's flat tensor, and returns all ranks' tensors, by rank.
     """
     try:
-        local = next(comparison)
+        local_tensor = next(comparison)
         while True:
-            local = comparison.send(gather(local))
+            local_tensor = comparison.send(gather(local_tensor))
     except StopIteration:
         return
 
@@ -115,13 +116,13 @@ def compare(texts: Mapping[str, str]) -> Comparison:
         SettingsError: a text differs; raised when the generator is run.
     """
     digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).digest()
-    digests = yield _tensor(digest)
+    digests = yield _bytes_tensor(digest)
     if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
         return
     encoded_texts = json.dumps(dict(texts)).encode()
     lengths = [int(length) for length in (yield torch.tensor([len(encoded_texts)]))]
-    rows = yield _tensor(encoded_texts.ljust(max(lengths)))
-    raise SettingsError(difference([json.loads(row.numpy().tobytes()) for row in rows]))
+    encoded_rows = yield _bytes_tensor(encoded_texts.ljust(max(lengths)))
+    raise SettingsError(difference([json.loads(row.numpy().tobytes()) for row in encoded_rows]))
 
 
 def difference(texts_by_rank: Sequence[Mapping[str, str]]) -> str:
@@ -136,14 +137,14 @@ def difference(texts_by_rank: Sequence[Mapping[str, str]]) -> str:
     """
     fields = dict.fromkeys(field for texts in texts_by_rank for field in texts)
     first_field, *further_fields = [field for field in fields if len({texts.get(field) for texts in texts_by_rank}) > 1]
-    ranks_with: dict[str | None, list[int]] = {}
+    ranks_by_text: dict[str | None, list[int]] = {}
     for rank, texts in enumerate(texts_by_rank):
-        ranks_with.setdefault(texts.get(first_field), []).append(rank)
+        ranks_by_text.setdefault(texts.get(first_field), []).append(rank)
     clauses = [
-        f"{_ranks(ranks)} {MISSING_TEXT if text is None else text}"
-        for text, ranks in list(ranks_with.items())[:MAX_SHOWN]
+        f"{_subject_and_verb(ranks)} {MISSING_TEXT if text is None else text}"
+        for text, ranks in list(ranks_by_text.items())[:MAX_SHOWN]
     ]
-    clauses += [f"and {len(ranks_with) - MAX_SHOWN} other values"] * (len(ranks_with) > MAX_SHOWN)
+    clauses += [f"and {len(ranks_by_text) - MAX_SHOWN} other values"] * (len(ranks_by_text) > MAX_SHOWN)
     more_fields_text = ", ".join(further_fields[:MAX_SHOWN]) + f" and {len(further_fields) - MAX_SHOWN} more" * (
         len(further_fields) > MAX_SHOWN
     )
@@ -168,14 +169,16 @@ def texts_of_tensors(tensors: Mapping[str, torch.Tensor], kind: str = "parameter
 
 def _shape_text(tensor: torch.Tensor) -> str:
     """Return a text with a tensor's shape and dtype; if not contiguous, also the order of its dimensions in memory."""
-    form = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    shape_and_dtype = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
     if tensor.layout != torch.strided or tensor.is_contiguous():
-        return form
+        return shape_and_dtype
     strides = tensor.stride()
-    return f"{form}, dimensions in memory {sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))}"
+    return (
+        f"{shape_and_dtype}, dimensions in memory {sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))}"
+    )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _subject_and_verb(ranks: Sequence[int]) -> str:
     """Return the subject and verb of a message's clause: ``"rank 1 has"``, ``"ranks 0, 2 have"``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]} has"
@@ -184,5 +187,5 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks))} have"
 
 
-def _tensor(content: bytes) -> torch.Tensor:
+def _bytes_tensor(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -187,14 +187,14 @@ def both_true(first: Verdict, second: Verdict) -> Verdict:
     return first & second
 
 
-def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return one of two tensors of the same shape: ``finite`` if the verdict is true, else ``otherwise``.
+def choose(verdict: Verdict, if_finite: torch.Tensor, if_not_finite: torch.Tensor) -> torch.Tensor:
+    """Return one of two tensors of the same shape: ``if_finite`` if the verdict is true, else ``if_not_finite``.
 
     Args:
         verdict: whether all gradients were finite; a bool or a 0-d bool tensor. With a tensor, the result is a copy.
-        finite: tensor to return if all gradients were finite.
-        otherwise: tensor to return if a gradient was not finite.
+        if_finite: tensor to return if all gradients were finite.
+        if_not_finite: tensor to return if a gradient was not finite.
     """
     if isinstance(verdict, bool):
-        return finite if verdict else otherwise
-    return torch.where(verdict, finite, otherwise)
+        return if_finite if verdict else if_not_finite
+    return torch.where(verdict, if_finite, if_not_finite)

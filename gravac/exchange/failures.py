@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 LINGER_SECONDS = 5.0
 """Longest time, in seconds, for which a failed rank waits before it exits, so that other ranks can read its error."""
 
-_executors_created: Counter[tuple[str, int]] = Counter()
+_failures_created: Counter[tuple[str, int]] = Counter()
 """Number of ``Failures`` objects created so far with a group, by the group's name and this process's rank in the group.
 
 The number is a part of a group's key in the store. It must be the same on all ranks of the group."""
@@ -50,27 +50,28 @@ class Failures:
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        self._keys: list[tuple[str, int, int]] = []
+        self._group_keys: list[tuple[str, int, int]] = []
         for group in groups:
             name, rank = group.group_name, dist.get_rank(group)
-            _executors_created[name, rank] += 1
-            self._keys.append(
-                (f"gravac/failed/{name}/{_executors_created[name, rank]}", rank, dist.get_world_size(group))
+            _failures_created[name, rank] += 1
+            self._group_keys.append(
+                (f"gravac/failed/{name}/{_failures_created[name, rank]}", rank, dist.get_world_size(group))
             )
-        self._default_store = dist.distributed_c10d._get_default_store() if self._keys else None
-        self._connection: Any = None
-        self._written: list[tuple[str, int]] = []  # keys that this rank wrote, each with its group's number of ranks
+        self._default_store = dist.distributed_c10d._get_default_store() if self._group_keys else None
+        self._store_connection: Any = None
+        # keys that this rank wrote, each with its group's number of ranks
+        self._written_keys: list[tuple[str, int]] = []
         self._keys_read: set[str] = set()
 
     def report(self, failure: BaseException) -> None:
         """Tell the other ranks that this rank failed, and why, unless another rank failed first."""
         no_answer = isinstance(failure, ExchangeError)
-        error = {"error": f"{type(failure).__name__}: {failure}", "no_answer": no_answer}
-        for key, rank, world in self._keys:
+        error_fields = {"error": f"{type(failure).__name__}: {failure}", "no_answer": no_answer}
+        for key, rank, world in self._group_keys:
             with contextlib.suppress(Exception):
                 if self._store.add(key + "/count", 1) == 1:
-                    self._store.set(key, json.dumps({"rank": rank, "world": world, **error}))
-                    self._written += [] if no_answer else [(key, world)]
+                    self._store.set(key, json.dumps({"rank": rank, "world": world, **error_fields}))
+                    self._written_keys += [] if no_answer else [(key, world)]
 
     def look(self, causes_only: bool = False) -> str | None:
         """Read the store; return a text with the failed rank and its error, or ``None`` if no other rank has failed.
@@ -78,17 +79,17 @@ class Failures:
         Args:
             causes_only: whether to ignore ranks that failed only because another rank did not answer.
         """
-        for key, local_rank, _ in self._keys:
+        for key, local_rank, _ in self._group_keys:
             with contextlib.suppress(Exception):
                 if not self._store.check([key]):
                     continue
-                report = json.loads(self._store.get(key).decode())
-                if report["rank"] == local_rank or (causes_only and report["no_answer"]):
+                stored_report = json.loads(self._store.get(key).decode())
+                if stored_report["rank"] == local_rank or (causes_only and stored_report["no_answer"]):
                     continue
                 if key not in self._keys_read:
                     self._keys_read.add(key)
                     self._store.add(key + "/seen", 1)
-                return f"rank {report['rank']} of {report['world']} failed: {report['error']}"
+                return f"rank {stored_report['rank']} of {stored_report['world']} failed: {stored_report['error']}"
         return None
 
     def linger(self) -> None:
@@ -96,19 +97,19 @@ class Failures:
 
         A rank that failed because another rank did not answer does not wait.
         """
-        until = time.monotonic() + LINGER_SECONDS
-        written, self._written = self._written, []
-        for key, world in written:
+        deadline_s = time.monotonic() + LINGER_SECONDS
+        written_keys, self._written_keys = self._written_keys, []
+        for key, world in written_keys:
             with contextlib.suppress(Exception):
-                while self._store.add(key + "/seen", 0) < world - 1 and time.monotonic() < until:
+                while self._store.add(key + "/seen", 0) < world - 1 and time.monotonic() < deadline_s:
                     time.sleep(0.05)
 
     @property
     def _store(self) -> Any:
         """The default store, over a new connection if possible: another thread may block the first connection."""
-        if self._connection is None:
+        if self._store_connection is None:
             try:
-                self._connection = self._default_store.clone()  # type: ignore[union-attr]
+                self._store_connection = self._default_store.clone()  # type: ignore[union-attr]
             except Exception:  # an older torch, or a kind of store without connections, cannot clone
-                self._connection = self._default_store
-        return self._connection
+                self._store_connection = self._default_store
+        return self._store_connection

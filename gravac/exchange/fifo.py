@@ -96,12 +96,12 @@ class _RoundEnded(NamedTuple):
     Attributes:
         exchange: the job.
         results: results of the job's collectives, or the exception of one of them.
-        ended: time of the end, in seconds of ``time.perf_counter``.
+        ended_s: time of the end, in seconds of ``time.perf_counter``.
     """
 
     exchange: _Exchange
     results: RoundResults
-    ended: float
+    ended_s: float
 
 
 class _Await(NamedTuple):
@@ -110,12 +110,12 @@ class _Await(NamedTuple):
     Attributes:
         transport: transport that started the collectives.
         pending: the collectives in flight.
-        results: queue for the results, or for the exception of one of the collectives.
+        results_queue: queue for the results, or for the exception of one of the collectives.
     """
 
     transport: GroupTransport
     pending: list[Pending]
-    results: "queue.SimpleQueue[RoundResults]"
+    results_queue: "queue.SimpleQueue[RoundResults]"
 
 
 class _Abandon(NamedTuple):
@@ -154,28 +154,35 @@ class Fifo:
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
         self._transports = [self.transport, *([] if agreement is None else [agreement])]
-        groups = [getattr(used, "group", None) for used in self._transports]
+        groups = [getattr(used_transport, "group", None) for used_transport in self._transports]
         self._failures = Failures([group for group in groups if group is not None])
         self._call_guarded = GuardedCaller()
         self._creator_pid = os.getpid()
         self._inbox: queue.SimpleQueue[_Work | _RoundEnded | _Abandon] = queue.SimpleQueue()
-        self._waits: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
-        self._agree_waits = self._waits if agreement is None else queue.SimpleQueue()
+        self._wait_queue: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
+        self._agree_wait_queue = self._wait_queue if agreement is None else queue.SimpleQueue()
         self._queued_work: deque[_Work] = deque()
         self._encoded_job: _Exchange | None = None  # its collectives have not started yet
-        self._flight: deque[_Exchange] = deque()  # jobs with collectives in flight, oldest first
-        self._seconds = (0.0, 0.0)  # ``compress_seconds`` and ``exchange_seconds`` at the last call of ``spent``
+        self._jobs_in_flight: deque[_Exchange] = deque()  # jobs with collectives in flight, oldest first
+        # ``compress_seconds`` and ``exchange_seconds`` at the last call of ``spent``
+        self._seconds_at_spent = (0.0, 0.0)
         self._rounds_in_flight = 0
-        self._flight_began = 0.0
+        self._flight_began_s = 0.0
         self._failure: BaseException | None = None
         self._abandon_failure: BaseException | None = None
         self._refuses_work = False
-        self._thread = threading.Thread(target=self._run, name="gravac-exchange", daemon=True)
-        self._waiters = [threading.Thread(target=self._wait, args=(self._waits,), name="gravac-wait", daemon=True)]
+        self._thread = threading.Thread(target=self._run_exchange_thread, name="gravac-exchange", daemon=True)
+        self._waiting_threads = [
+            threading.Thread(target=self._run_waiting_thread, args=(self._wait_queue,), name="gravac-wait", daemon=True)
+        ]
         if agreement is not None:
-            arguments = (self._agree_waits,)
-            self._waiters.append(threading.Thread(target=self._wait, args=arguments, name="gravac-agree", daemon=True))
-        for thread in (self._thread, *self._waiters):
+            thread_arguments = (self._agree_wait_queue,)
+            self._waiting_threads.append(
+                threading.Thread(
+                    target=self._run_waiting_thread, args=thread_arguments, name="gravac-agree", daemon=True
+                )
+            )
+        for thread in (self._thread, *self._waiting_threads):
             thread.start()
         atexit.register(self.close)
 
@@ -192,9 +199,10 @@ class Fifo:
 
         Both count from the last call of ``spent``. Called on the exchange thread. See ``Executor``.
         """
-        previous, self._seconds = self._seconds, (self.compress_seconds, self.exchange_seconds)
-        spent = (self._seconds[0] - previous[0], self._seconds[1] - previous[1])
-        return lambda: spent
+        previous_seconds = self._seconds_at_spent
+        seconds = self._seconds_at_spent = (self.compress_seconds, self.exchange_seconds)
+        spent_seconds = (seconds[0] - previous_seconds[0], seconds[1] - previous_seconds[1])
+        return lambda: spent_seconds
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Queue a job (generator of collectives), to be run after all work that was queued earlier.
@@ -213,7 +221,7 @@ class Fifo:
     def _hand_over(self, work: _Exchange | _Call) -> None:
         self._inbox.put(work)
         if self._refuses_work:
-            self._refuse()
+            self._refuse_inbox()
 
     def launch(self, collectives: list[Collective]) -> list[Pending]:
         """Start collectives, and return a handle of each, for ``finish``; called on the exchange thread."""
@@ -239,8 +247,8 @@ class Fifo:
         """Return whether ``finite`` (all gradients were finite) is true on every rank that agrees on decisions."""
         if self._agree_transport is self.transport:
             return finite
-        ((number,),) = self.agreed(self.agree([[float(finite)]]))
-        return number == self.agree_world
+        ((finite_count,),) = self.agreed(self.agree([[float(finite)]]))
+        return finite_count == self.agree_world
 
     def _launch(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
         try:
@@ -255,14 +263,14 @@ class Fifo:
         """
         if transport.has_ended(started):
             return transport.finish(started)
-        arrivals: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
-        waits = self._waits if transport is self.transport else self._agree_waits
-        waits.put(_Await(transport, started, arrivals))
+        results_queue: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
+        wait_queue = self._wait_queue if transport is self.transport else self._agree_wait_queue
+        wait_queue.put(_Await(transport, started, results_queue))
         while True:
             try:
-                results = arrivals.get(timeout=LOOK_SECONDS)
+                results = results_queue.get(timeout=LOOK_SECONDS)
             except queue.Empty:
-                if (failure := self._abandon_failure or self._failed_elsewhere()) is not None:
+                if (failure := self._abandon_failure or self._error_of_other_rank()) is not None:
                     raise failure from None
                 continue
             if isinstance(results, ExchangeError):
@@ -331,16 +339,18 @@ class Fifo:
             return
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
-            text = "the compressor was closed before its exchange ended: a rank did not answer; see other ranks' logs"
-            self.abandon(ExchangeError(text))
+            closing_text = (
+                "the compressor was closed before its exchange ended: a rank did not answer; see other ranks' logs"
+            )
+            self.abandon(ExchangeError(closing_text))
             self._thread.join(JOIN_SECONDS)
         if not self._thread.is_alive():
-            for waiter in self._waiters:
-                waiter.join(JOIN_SECONDS)
-            if not any(waiter.is_alive() for waiter in self._waiters):
+            for waiting_thread in self._waiting_threads:
+                waiting_thread.join(JOIN_SECONDS)
+            if not any(waiting_thread.is_alive() for waiting_thread in self._waiting_threads):
                 self._destroy_groups()
         else:
-            self._end()  # the thread is stuck, so the queued work is made to fail here
+            self._refuse_all_work()  # the thread is stuck, so the queued work is made to fail here
         self._failures.linger()
 
     def _destroy_groups(self) -> None:
@@ -349,12 +359,12 @@ class Fifo:
             if group is not None:
                 self._call_guarded(destroy_private, group)
 
-    def _end(self) -> None:
+    def _refuse_all_work(self) -> None:
         """Make all work in the inbox fail, and all work that is queued later."""
         self._refuses_work = True
-        self._refuse()
+        self._refuse_inbox()
 
-    def _refuse(self) -> None:
+    def _refuse_inbox(self) -> None:
         """Make all work in the inbox fail, since no thread will run it. Called by any thread."""
         failure = (
             self._failure
@@ -371,47 +381,47 @@ class Fifo:
 
     # the threads that wait
 
-    def _wait(self, waits: "queue.SimpleQueue[_Exchange | _Await | None]") -> None:
+    def _run_waiting_thread(self, wait_queue: "queue.SimpleQueue[_Exchange | _Await | None]") -> None:
         """Run a waiting thread: wait for the collectives of each message, in order, and report their results.
 
         Args:
-            waits: queue of messages, each with collectives in flight; ``None`` ends the thread.
+            wait_queue: queue of messages, each with collectives in flight; ``None`` ends the thread.
         """
-        while (started_wait := waits.get()) is not None:
-            if isinstance(started_wait, _Await):
-                started_wait.results.put(_finish(started_wait.transport, started_wait.pending))
+        while (wait_message := wait_queue.get()) is not None:
+            if isinstance(wait_message, _Await):
+                wait_message.results_queue.put(_finish(wait_message.transport, wait_message.pending))
             else:
                 self._inbox.put(
-                    _RoundEnded(started_wait, _finish(self.transport, started_wait.pending), time.perf_counter())
+                    _RoundEnded(wait_message, _finish(self.transport, wait_message.pending), time.perf_counter())
                 )
-            del started_wait  # otherwise the job would stay in memory until the next message
+            del wait_message  # otherwise the job would stay in memory until the next message
 
     # the exchange thread
 
-    def _run(self) -> None:
+    def _run_exchange_thread(self) -> None:
         """Run all queued work on the exchange thread; if an exception ends the thread, make the rest fail."""
         torch.set_grad_enabled(False)
         try:
-            self._work()
+            self._run_queued_work()
         except BaseException as failure:
             self._give_up(failure)
         finally:
-            for waits in (self._waits, self._agree_waits):
-                waits.put(None)
-            self._end()
+            for wait_queue in (self._wait_queue, self._agree_wait_queue):
+                wait_queue.put(None)
+            self._refuse_all_work()
 
-    def _work(self) -> None:
+    def _run_queued_work(self) -> None:
         """Run queued work until the message ``None`` arrives, which ends the exchange thread."""
         while True:
             self._receive(wait=False)
-            oldest = self._flight[0] if self._flight else None
-            if oldest is not None and oldest.has_results and not oldest.one_round:
+            oldest_job = self._jobs_in_flight[0] if self._jobs_in_flight else None
+            if oldest_job is not None and oldest_job.has_results and not oldest_job.one_round:
                 self._resume_oldest()  # the job's next collectives start before another job's
                 continue
             self._encode_and_send()
-            if self._flight and self._flight[0].has_results:
+            if self._jobs_in_flight and self._jobs_in_flight[0].has_results:
                 self._resume_oldest()
-            elif self._flight or not self._queued_work:
+            elif self._jobs_in_flight or not self._queued_work:
                 self._receive(wait=True)
             else:
                 call = self._queued_work.popleft()
@@ -438,7 +448,7 @@ class Fifo:
                     )
                 self._rounds_in_flight -= 1
                 if not self._rounds_in_flight:
-                    self.exchange_seconds += message.ended - self._flight_began
+                    self.exchange_seconds += message.ended_s - self._flight_began_s
             elif isinstance(message, _Abandon):
                 self._give_up(message.failure)
             elif self._failure is not None and message is not None:
@@ -450,16 +460,20 @@ class Fifo:
         """Wait for a message and return it. While a job is in flight, check at intervals if another rank failed."""
         while True:
             try:
-                return self._inbox.get(timeout=LOOK_SECONDS if self._flight else None)
+                return self._inbox.get(timeout=LOOK_SECONDS if self._jobs_in_flight else None)
             except queue.Empty:
-                if (failure := self._failed_elsewhere()) is not None:
-                    self._flight[0].results = failure
+                if (failure := self._error_of_other_rank()) is not None:
+                    self._jobs_in_flight[0].results = failure
                     self._resume_oldest()
 
-    def _failed_elsewhere(self) -> ExchangeError | None:
+    def _error_of_other_rank(self) -> ExchangeError | None:
         """Return an error that names another rank that failed, and that rank's error; ``None`` if no rank failed."""
-        report = self._failures.look()
-        return None if report is None else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
+        failure_text = self._failures.look()
+        return (
+            None
+            if failure_text is None
+            else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {failure_text}")
+        )
 
     def _error_with_report(self, failure: ExchangeError) -> ExchangeError:
         """Return an error that names the rank that failed first, and its error; ``failure`` itself if none is known.
@@ -467,12 +481,12 @@ class Fifo:
         Args:
             failure: error of a collective that got no answer.
         """
-        report = self._failures.look(causes_only=True)
-        if report is None:
+        failure_text = self._failures.look(causes_only=True)
+        if failure_text is None:
             return failure
-        explained = ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
-        explained.__cause__ = failure.__cause__
-        return explained
+        explained_failure = ExchangeError(f"rank {self.rank} of {self.world} got no answer: {failure_text}")
+        explained_failure.__cause__ = failure.__cause__
+        return explained_failure
 
     def _encode(self) -> bool:
         """Encode the next job (generator of collectives), unless a function is queued before the job.
@@ -494,18 +508,20 @@ class Fifo:
         A job waits if too many jobs are in flight, or if an earlier job yields more than once.
         """
         while self._encode():
-            if self._flight and not (self._flight[-1].one_round and len(self._flight) <= MAX_JOBS_BEHIND):
+            if self._jobs_in_flight and not (
+                self._jobs_in_flight[-1].one_round and len(self._jobs_in_flight) <= MAX_JOBS_BEHIND
+            ):
                 return
             assert self._encoded_job is not None
             exchange, self._encoded_job = self._encoded_job, None
             if self._guard(exchange.fail, self._send, exchange):
-                self._flight.append(exchange)
+                self._jobs_in_flight.append(exchange)
 
     def _resume_oldest(self) -> None:
         """Resume the oldest job (generator) in flight with its results, until it ends or starts further collectives."""
-        exchange = self._flight.popleft()
+        exchange = self._jobs_in_flight.popleft()
         if self._guard(exchange.fail, self._resume, exchange):
-            self._flight.appendleft(exchange)
+            self._jobs_in_flight.appendleft(exchange)
 
     def _encode_job(self, exchange: _Exchange) -> bool:
         """Run a job's generator until it yields its first collectives; return False if it ends without collectives."""
@@ -526,9 +542,9 @@ class Fifo:
             raise
         exchange.results = None
         if not self._rounds_in_flight:
-            self._flight_began = time.perf_counter()
+            self._flight_began_s = time.perf_counter()
         self._rounds_in_flight += 1
-        self._waits.put(exchange)
+        self._wait_queue.put(exchange)
         return True
 
     def _resume(self, exchange: _Exchange) -> bool:
@@ -549,13 +565,13 @@ class Fifo:
 
     def _advance(self, exchange: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
         """Run a job's generator, by ``resume``, until it yields its next collectives; return False if it ended."""
-        start = time.perf_counter()
+        began_s = time.perf_counter()
         try:
             exchange.requests = resume()
         except StopIteration:
             return False
         finally:
-            self.compress_seconds += time.perf_counter() - start
+            self.compress_seconds += time.perf_counter() - began_s
         return True
 
     def _guard(self, fail: Fail, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -566,20 +582,21 @@ class Fifo:
             self._give_up(failure, fail)
             return None
 
-    def _give_up(self, failure: BaseException, *fails: Fail) -> None:
+    def _give_up(self, failure: BaseException, *fail_functions: Fail) -> None:
         """Make all unfinished and all later work fail with an exception, and tell the other ranks.
 
         Args:
             failure: exception; if earlier work has failed already, that work's exception is used instead.
-            fails: functions to call with the exception, in addition to the ``fail`` functions of all unfinished work.
+            fail_functions: functions to call with the exception, in addition to the ``fail`` functions of all
+                unfinished work.
         """
         self._failure = self._failure or failure
         self._failures.report(self._failure)
-        waiting: list[_Work] = [*self._flight, self._encoded_job, *self._queued_work]
-        self._flight.clear()
+        unfinished_work: list[_Work] = [*self._jobs_in_flight, self._encoded_job, *self._queued_work]
+        self._jobs_in_flight.clear()
         self._encoded_job = None
         self._queued_work = deque(work for work in self._queued_work if work is None)
-        for fail in (*fails, *(work.fail for work in waiting if work is not None)):
+        for fail in (*fail_functions, *(work.fail for work in unfinished_work if work is not None)):
             self._call_guarded(fail, self._failure)
 
 

@@ -113,21 +113,21 @@ def fuse(
     if requests:
         requests[FLAG] = _flag(list(requests.values()), finite, judge)
     while requests:
-        batches = _batches(requests)
+        joined_groups = _batches(requests)
         requests.clear()
-        joined_results = yield [batch.fused() for batch in batches]
-        results = dict(
-            pair
-            for batch, joined_result in zip(batches, joined_results, strict=True)
-            for pair in batch.split(joined_result)
+        joined_results = yield [joined_group.fused() for joined_group in joined_groups]
+        result_by_position = dict(
+            position_and_result
+            for joined_group, joined_result in zip(joined_groups, joined_results, strict=True)
+            for position_and_result in joined_group.split(joined_result)
         )
-        if FLAG in results:
-            verdict = judge(_flags_are_zero(results.pop(FLAG)))
+        if FLAG in result_by_position:
+            verdict = judge(_flags_are_zero(result_by_position.pop(FLAG)))
             if verdict is False:
                 for generator in rounds:
                     generator.close()
                 return None
-        for position, result in results.items():
+        for position, result in result_by_position.items():
             advance(position, result)
     return Outcome([reduced[position] for position in range(len(rounds))], verdict)
 
@@ -147,14 +147,21 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
         finite: whether this rank's gradients are finite.
         judge: function that returns a 0-d bool tensor as a bool, or the tensor itself; see ``fuse``.
     """
-    sums = [request.tensor for request in requests if isinstance(request, AllReduce)]
-    if sums:
-        like = sums[0]
-        same_dtype = [tensor for tensor in sums if tensor.dtype == like.dtype and tensor.numel()]
-        if same_dtype and finite is not False and like.element_size() <= 2 and like.is_floating_point():
-            fits = judge(_all_elements_finite(same_dtype))
-            finite = fits if isinstance(finite, bool) else finite & fits
-        return AllReduce(_flag_tensor(finite, like, like.dtype, (1,)))
+    reduce_tensors = [request.tensor for request in requests if isinstance(request, AllReduce)]
+    if reduce_tensors:
+        first_tensor = reduce_tensors[0]
+        same_dtype_tensors = [
+            tensor for tensor in reduce_tensors if tensor.dtype == first_tensor.dtype and tensor.numel()
+        ]
+        if (
+            same_dtype_tensors
+            and finite is not False
+            and first_tensor.element_size() <= 2
+            and first_tensor.is_floating_point()
+        ):
+            tensors_finite = judge(_all_elements_finite(same_dtype_tensors))
+            finite = tensors_finite if isinstance(finite, bool) else finite & tensors_finite
+        return AllReduce(_flag_tensor(finite, first_tensor, first_tensor.dtype, (1,)))
     for request in requests:
         if isinstance(request, AllGather):
             return AllGather(_flag_tensor(finite, request.tensors[0], torch.uint8, (1,)))
@@ -164,9 +171,9 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
     return AllReduce(_flag_tensor(finite, torch.empty(0), torch.float32, (1,)))
 
 
-def _all_elements_finite(sums: Sequence[torch.Tensor]) -> torch.Tensor:
+def _all_elements_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether all elements of the tensors are finite, as a 0-d bool tensor."""
-    largest_magnitudes = torch._foreach_norm([*sums], torch.inf)
+    largest_magnitudes = torch._foreach_norm([*tensors], torch.inf)
     return (
         largest_magnitudes[0] < torch.inf
         if len(largest_magnitudes) == 1
@@ -203,8 +210,11 @@ class _Sums:
 
     def split(self, joined_result: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """Cut the result of the single all-reduce; return each generator's position and its part of the result."""
-        cuts = torch.split(joined_result, [tensor.numel() for _, tensor in self.members])
-        return [(position, cut.view(tensor.shape)) for (position, tensor), cut in zip(self.members, cuts, strict=True)]
+        result_parts = torch.split(joined_result, [tensor.numel() for _, tensor in self.members])
+        return [
+            (position, result_part.view(tensor.shape))
+            for (position, tensor), result_part in zip(self.members, result_parts, strict=True)
+        ]
 
 
 class _Rows:
@@ -219,38 +229,46 @@ class _Rows:
 
     def __init__(self) -> None:
         self.members: list[tuple[int, AllGather | AllToAll]] = []
-        self._widest_first: list[torch.Tensor] = []
-        self._scatters = False
+        self._tensors_widest_first: list[torch.Tensor] = []
+        self._is_all_to_all = False
 
     def fused(self) -> AllGather | AllToAll:
         """Return the single collective: of the bytes (uint8) of all members' tensors."""
-        self._scatters = isinstance(self.members[0][1], AllToAll)
+        self._is_all_to_all = isinstance(self.members[0][1], AllToAll)
         tensors = [tensor for _, request in self.members for tensor in tensors_of(request)]
-        self._widest_first = sorted(tensors, key=lambda tensor: -tensor.element_size())
-        first = self._widest_first[0]
-        rows = len(first) if self._scatters else 1
-        byte_rows = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._widest_first]
-        row_bytes = sum(piece.shape[1] for piece in byte_rows)
-        byte_rows.append(torch.zeros(rows, -row_bytes % ALIGNMENT, dtype=torch.uint8, device=first.device))
+        self._tensors_widest_first = sorted(tensors, key=lambda tensor: -tensor.element_size())
+        widest_tensor = self._tensors_widest_first[0]
+        row_count = len(widest_tensor) if self._is_all_to_all else 1
+        byte_rows = [tensor.contiguous().view(row_count, -1).view(torch.uint8) for tensor in self._tensors_widest_first]
+        row_bytes = sum(byte_row.shape[1] for byte_row in byte_rows)
+        byte_rows.append(torch.zeros(row_count, -row_bytes % ALIGNMENT, dtype=torch.uint8, device=widest_tensor.device))
         joined_rows = torch.cat(byte_rows, dim=1)
-        return AllToAll(joined_rows) if self._scatters else AllGather(joined_rows[0])
+        return AllToAll(joined_rows) if self._is_all_to_all else AllGather(joined_rows[0])
 
     def split(self, joined_result: Any) -> Sequence[tuple[int, Any]]:
         """Cut the result of the single collective; return each generator's position and its part of the result."""
-        rows = joined_result if self._scatters else joined_result[0]
-        viewed: dict[int, torch.Tensor] = {}
+        received_rows = joined_result if self._is_all_to_all else joined_result[0]
+        received_by_id: dict[int, torch.Tensor] = {}
         offset = 0
-        for tensor in self._widest_first:
-            shape = tensor.shape[1:] if self._scatters else tensor.shape
-            size = shape.numel() * tensor.element_size()
-            cut = rows[:, offset : offset + size].view(tensor.dtype) if size else tensor.new_empty(len(rows), 0)
-            viewed[id(tensor)] = cut.view(len(rows), *shape)
-            offset += size
-        results = [
-            (position, tuple(viewed[id(tensor)] for tensor in tensors_of(request)))
+        for tensor in self._tensors_widest_first:
+            shape = tensor.shape[1:] if self._is_all_to_all else tensor.shape
+            tensor_bytes = shape.numel() * tensor.element_size()
+            received = (
+                received_rows[:, offset : offset + tensor_bytes].view(tensor.dtype)
+                if tensor_bytes
+                else tensor.new_empty(len(received_rows), 0)
+            )
+            received_by_id[id(tensor)] = received.view(len(received_rows), *shape)
+            offset += tensor_bytes
+        positions_and_results = [
+            (position, tuple(received_by_id[id(tensor)] for tensor in tensors_of(request)))
             for position, request in self.members
         ]
-        return [(position, tensors[0]) for position, tensors in results] if self._scatters else results
+        return (
+            [(position, tensors[0]) for position, tensors in positions_and_results]
+            if self._is_all_to_all
+            else positions_and_results
+        )
 
 
 class _Broadcasts:
@@ -265,29 +283,29 @@ class _Broadcasts:
 
     def fused(self) -> Broadcast:
         """Return the single broadcast: of the bytes (uint8) of all members' tensors."""
-        ordered = self._widest_first()
-        all_bytes = torch.cat([request.tensor.reshape(-1).view(torch.uint8) for _, request in ordered])
-        return Broadcast(all_bytes, ordered[0][1].root)
+        members_widest_first = self._members_widest_first()
+        all_bytes = torch.cat([request.tensor.reshape(-1).view(torch.uint8) for _, request in members_widest_first])
+        return Broadcast(all_bytes, members_widest_first[0][1].root)
 
     def split(self, joined_result: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """Cut the result of the single broadcast; return each generator's position and its part of the result."""
-        ordered = self._widest_first()
-        cuts = torch.split(joined_result, [request.payload_bytes for _, request in ordered])
-        results = [
-            (position, cut.view(request.tensor.dtype).view(request.tensor.shape))
-            for (position, request), cut in zip(ordered, cuts, strict=True)
+        members_widest_first = self._members_widest_first()
+        result_parts = torch.split(joined_result, [request.payload_bytes for _, request in members_widest_first])
+        positions_and_results = [
+            (position, result_part.view(request.tensor.dtype).view(request.tensor.shape))
+            for (position, request), result_part in zip(members_widest_first, result_parts, strict=True)
         ]
-        return sorted(results, key=lambda result: result[0])
+        return sorted(positions_and_results, key=lambda result: result[0])
 
-    def _widest_first(self) -> list[tuple[int, Broadcast]]:
+    def _members_widest_first(self) -> list[tuple[int, Broadcast]]:
         """Return the members, those with the widest dtype first, so that each tensor is aligned in the joined bytes."""
         return sorted(self.members, key=lambda member: -member[1].tensor.element_size())
 
 
-_Batch = _Sums | _Rows | _Broadcasts
+_JoinedCollectives = _Sums | _Rows | _Broadcasts
 
 
-def _batches(requests: dict[int, Collective]) -> list[_Batch]:
+def _batches(requests: dict[int, Collective]) -> list[_JoinedCollectives]:
     """Sort collectives into batches, each of which is run as a single collective; return the batches.
 
     There is a batch of all-reduces for each dtype, a batch of all all-gathers, a batch of all all-to-alls, and a batch
@@ -296,17 +314,17 @@ def _batches(requests: dict[int, Collective]) -> list[_Batch]:
     Args:
         requests: each generator's collective, by the generator's position, and the flag's collective, by ``FLAG``.
     """
-    sums: dict[torch.dtype, _Sums] = {}
-    gathers, scatters = _Rows(), _Rows()
-    broadcasts: dict[int, _Broadcasts] = {}
+    sums_by_dtype: dict[torch.dtype, _Sums] = {}
+    gathers, all_to_alls = _Rows(), _Rows()
+    broadcasts_by_root: dict[int, _Broadcasts] = {}
     for position, collective in requests.items():
         if isinstance(collective, AllReduce):
-            sums.setdefault(collective.tensor.dtype, _Sums()).members.append((position, collective.tensor))
+            sums_by_dtype.setdefault(collective.tensor.dtype, _Sums()).members.append((position, collective.tensor))
         elif isinstance(collective, AllGather):
             gathers.members.append((position, collective))
         elif isinstance(collective, AllToAll):
-            scatters.members.append((position, collective))
+            all_to_alls.members.append((position, collective))
         else:
-            broadcasts.setdefault(collective.root, _Broadcasts()).members.append((position, collective))
-    rows = [batch for batch in (gathers, scatters) if batch.members]
-    return [*sums.values(), *rows, *broadcasts.values()]
+            broadcasts_by_root.setdefault(collective.root, _Broadcasts()).members.append((position, collective))
+    joined_rows = [joined_group for joined_group in (gathers, all_to_alls) if joined_group.members]
+    return [*sums_by_dtype.values(), *joined_rows, *broadcasts_by_root.values()]

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-_private_names: set[str] = set()
+_private_group_names: set[str] = set()
 """Names of the process groups that ``private_group`` created and ``destroy_private`` has not destroyed."""
 
 
@@ -50,11 +50,11 @@ def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
     ranks = list(range(dist.get_world_size())) if template is None else dist.get_process_group_ranks(template)
     group = dist.new_group(ranks, use_local_synchronization=True, timeout=timeout_of(template))
     assert isinstance(group, dist.ProcessGroup)
-    _private_names.add(group.group_name)
+    _private_group_names.add(group.group_name)
     return group
 
 
-class _Destroyed:
+class _DestroyedGroup:
     """Placeholder of a destroyed group in torch's registry, so that no later group gets the same name.
 
     torch derives a group's name from its ranks and from the number of registered groups. Without the placeholder, a
@@ -83,17 +83,17 @@ def destroy_private(group: dist.ProcessGroup) -> None:
     Does nothing if ``private_group`` did not create the group, if ``destroy_process_group()`` has destroyed the group
     already, or if torch's private registry of groups lacks the expected fields.
     """
-    world = dist.distributed_c10d._world
+    torch_registry = dist.distributed_c10d._world
     try:
-        name = world.pg_names[group]
+        group_name = torch_registry.pg_names[group]
     except (AttributeError, KeyError):
         return
-    if name not in _private_names:
+    if group_name not in _private_group_names:
         return
-    _private_names.discard(name)
+    _private_group_names.discard(group_name)
     with contextlib.suppress(KeyError):  # if ranks are threads (torch's tests), another rank may have destroyed it
         dist.destroy_process_group(group)
-    world.pg_names[_Destroyed()] = name  # type: ignore[index]
+    torch_registry.pg_names[_DestroyedGroup()] = group_name  # type: ignore[index]
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
@@ -122,9 +122,13 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
         group: a process group; ``None`` is the default group.
         device: device of the tensors; only its type matters.
     """
-    config = dist.get_backend_config(group)
-    backends = dict(pair.split(":", 1) for pair in config.split(",")) if ":" in config else {device.type: config}
-    return backends.get(device.type, "")
+    backend_config = dist.get_backend_config(group)
+    backend_by_device = (
+        dict(device_and_backend.split(":", 1) for device_and_backend in backend_config.split(","))
+        if ":" in backend_config
+        else {device.type: backend_config}
+    )
+    return backend_by_device.get(device.type, "")
 
 
 class Pending(NamedTuple):
@@ -168,8 +172,8 @@ class GroupTransport:
         self.ledger = Ledger(self.world)
         self._pace = pace
         self._pairwise = backend_of(group, device) == "gloo"
-        self._swaps = 0
-        self._link_free = 0.0
+        self._swap_count = 0
+        self._link_free_at = 0.0
 
     def has_ended(self, pending: list[Pending]) -> bool:
         """True if collectives that ``launch`` started have ended, so that ``finish`` would not wait for a rank."""
@@ -184,7 +188,7 @@ class GroupTransport:
         try:
             return [self._launch(request) for request in requests]
         except RuntimeError as failure:
-            raise self._failed(failure) from failure
+            raise self._no_answer_error(failure) from failure
 
     def finish(self, pending: list[Pending]) -> list[Any]:
         """Wait for collectives that ``launch`` started; return the result of each, in order.
@@ -199,12 +203,12 @@ class GroupTransport:
                 for work in collective.works:
                     work.wait()
         except RuntimeError as failure:
-            raise self._failed(failure) from failure
+            raise self._no_answer_error(failure) from failure
         if self._pace is not None:
             time.sleep(max(0.0, max(collective.link_free_at for collective in pending) - time.perf_counter()))
         return [collective.result for collective in pending]
 
-    def _failed(self, failure: RuntimeError) -> ExchangeError:
+    def _no_answer_error(self, failure: RuntimeError) -> ExchangeError:
         """Return an error that says that a rank did not answer, with the group's timeout and torch's error message."""
         timeout = timeout_of(self.group)
         limit_text = "" if timeout is None else f" of {timeout.total_seconds():g} s"
@@ -214,45 +218,50 @@ class GroupTransport:
         )
 
     def _launch(self, request: Collective) -> Pending:
-        wire = self.ledger.book(request)
+        wire_bytes = self.ledger.book(request)
         if self._pace is not None:
-            self._link_free = max(self._link_free, time.perf_counter()) + 8 * wire / self._pace
+            self._link_free_at = max(self._link_free_at, time.perf_counter()) + 8 * wire_bytes / self._pace
         works, result = self._call(request)
-        return Pending(works, result, self._link_free)
+        return Pending(works, result, self._link_free_at)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
         """Start a collective; return torch's handles to wait for, and the result, complete once the handles ended."""
         if isinstance(request, AllReduce):
             return [dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor
         if isinstance(request, Broadcast):
-            root = dist.get_global_rank(self.group, request.root)
-            return [dist.broadcast(request.tensor, root, group=self.group, async_op=True)], request.tensor
+            global_root = dist.get_global_rank(self.group, request.root)
+            return [dist.broadcast(request.tensor, global_root, group=self.group, async_op=True)], request.tensor
         if isinstance(request, AllToAll):
-            outgoing = request.tensor
-            rows = torch.empty_like(outgoing)
+            outgoing_rows = request.tensor
+            received_rows = torch.empty_like(outgoing_rows)
             if self._pairwise:
-                return self._swap(list(outgoing), rows), rows
-            return [dist.all_to_all_single(rows, outgoing, group=self.group, async_op=True)], rows
-        (row,) = request.tensors  # ``fuse`` joins all gathered tensors to one tensor of bytes
-        rows = row.new_empty(self.world, row.numel())
+                return self._swap(list(outgoing_rows), received_rows), received_rows
+            return [
+                dist.all_to_all_single(received_rows, outgoing_rows, group=self.group, async_op=True)
+            ], received_rows
+        (sent_row,) = request.tensors  # ``fuse`` joins all gathered tensors to one tensor of bytes
+        received_rows = sent_row.new_empty(self.world, sent_row.numel())
         if self._pairwise:
-            return self._swap([row] * self.world, rows), (rows,)
-        return [_all_gather_flat(rows.view(-1), row, group=self.group, async_op=True)], (rows,)
+            return self._swap([sent_row] * self.world, received_rows), (received_rows,)
+        return [_all_gather_flat(received_rows.view(-1), sent_row, group=self.group, async_op=True)], (received_rows,)
 
-    def _swap(self, outgoing: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
-        """Start to send ``outgoing[r]`` to rank r, and to receive ``rows[r]`` from rank r; return handles to wait for.
+    def _swap(self, outgoing_rows: list[torch.Tensor], received_rows: torch.Tensor) -> list[Any]:
+        """Start to send ``outgoing_rows[r]`` to rank r, and receive ``received_rows[r]``; return handles to wait for.
 
         Every receive is posted before the first send. gloo's own all-gather posts the sends first. A receiver's "ready"
         message then queues behind the bytes that the receiver itself sends. On a slow link, the two directions take
         turns in that case, instead of working at the same time.
         """
-        self._swaps += 1
-        rows[self.rank].copy_(outgoing[self.rank])
-        ranks = dist.get_process_group_ranks(self.group)
+        self._swap_count += 1
+        received_rows[self.rank].copy_(outgoing_rows[self.rank])
+        global_ranks = dist.get_process_group_ranks(self.group)
         other_ranks = [(self.rank + distance) % self.world for distance in range(1, self.world)]
-        tag = self._swaps
-        receives = [dist.irecv(rows[rank], ranks[rank], group=self.group, tag=tag) for rank in reversed(other_ranks)]
-        sends = [dist.isend(outgoing[rank], ranks[rank], group=self.group, tag=tag) for rank in other_ranks]
+        tag = self._swap_count
+        receives = [
+            dist.irecv(received_rows[rank], global_ranks[rank], group=self.group, tag=tag)
+            for rank in reversed(other_ranks)
+        ]
+        sends = [dist.isend(outgoing_rows[rank], global_ranks[rank], group=self.group, tag=tag) for rank in other_ranks]
         return receives + sends
 
 
@@ -266,10 +275,10 @@ class StagedTransport(GroupTransport):
     def launch(self, requests: list[Collective]) -> list[Pending]:
         """Copy GPU tensors to the host, and start collectives of the copies; return a handle of each for ``finish``."""
         devices = {tensor.device for request in requests for tensor in tensors_of(request)} - {CPU}
-        staged = [map_tensors(request, _to_host) for request in requests]
+        staged_requests = [map_tensors(request, _to_host) for request in requests]
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        pending_collectives = super().launch(staged)
+        pending_collectives = super().launch(staged_requests)
         return [
             collective._replace(device=tensors_of(request)[0].device)
             for collective, request in zip(pending_collectives, requests, strict=True)
@@ -278,7 +287,7 @@ class StagedTransport(GroupTransport):
     def finish(self, pending: list[Pending]) -> list[Any]:
         """Wait for collectives that ``launch`` started; return their results, in order, on their tensors' devices."""
         results = super().finish(pending)
-        return [_to(collective.device, result) for collective, result in zip(pending, results, strict=True)]
+        return [_move_result(collective.device, result) for collective, result in zip(pending, results, strict=True)]
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -287,5 +296,5 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def _to(device: torch.device, result: Any) -> Any:
-    return tuple(_to(device, tensor) for tensor in result) if isinstance(result, tuple) else result.to(device)
+def _move_result(device: torch.device, result: Any) -> Any:
+    return tuple(_move_result(device, tensor) for tensor in result) if isinstance(result, tuple) else result.to(device)

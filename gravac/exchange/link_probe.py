@@ -64,50 +64,53 @@ def probe_link(
     """
     if transport.world == 1:
         return None
-    sizes, copied_bytes = (
+    sizes_to_time, copied_bytes = (
         (ALL_REDUCE_BYTES, COPIED_BYTES) if device.type == "cpu" else (ALL_REDUCE_BYTES_ON_GPU, COPIED_BYTES_ON_GPU)
     )
 
-    def all_reduce_seconds(size: int, times: int = 1) -> float:
-        """Return the shortest duration, in seconds, of ``times`` all-reduces of ``size`` bytes.
+    def all_reduce_seconds(reduce_bytes: int, repeats: int = 1) -> float:
+        """Return the shortest duration, in seconds, of ``repeats`` all-reduces of ``reduce_bytes`` bytes.
 
         An all-reduce that does not count comes first. It makes the ranks start together, and uses up the bytes that a
         link may send faster in a burst.
         """
-        tensor = torch.zeros(size // 4, device=device)
+        tensor = torch.zeros(reduce_bytes // 4, device=device)
         seconds = [
-            _timed(lambda: transport.finish(transport.launch([AllReduce(tensor)])), device) for _ in range(1 + times)
+            _timed(lambda: transport.finish(transport.launch([AllReduce(tensor)])), device) for _ in range(1 + repeats)
         ]
         return min(seconds[1:])
 
-    def mean_over_ranks(seconds: float, group: GroupTransport = transport) -> float:
-        (total,) = group.finish(group.launch([AllReduce(torch.tensor([seconds], device=device))]))
-        return float(total) / group.world
+    def mean_over_ranks(seconds: float, over_transport: GroupTransport = transport) -> float:
+        (seconds_sum,) = over_transport.finish(
+            over_transport.launch([AllReduce(torch.tensor([seconds], device=device))])
+        )
+        return float(seconds_sum) / over_transport.world
 
-    smallest_s = mean_over_ranks(all_reduce_seconds(4, times=3))
-    for size in sizes:
-        seconds = mean_over_ranks(all_reduce_seconds(size))
+    smallest_reduce_s = mean_over_ranks(all_reduce_seconds(4, repeats=3))
+    for reduce_bytes in sizes_to_time:
+        seconds = mean_over_ranks(all_reduce_seconds(reduce_bytes))
         if seconds > LONG_SECONDS:
             break
-    source = torch.ones(copied_bytes // 4, device=device)
-    target = torch.ones_like(source)
-    copy_s = mean_over_ranks(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
-    sent_bytes = AllReduce.wire_bytes(size, transport.world)
-    sending_s = max(seconds - smallest_s, seconds / 2, 1e-9)  # a time for ``size`` bytes, which may differ by group
+    copy_source = torch.ones(copied_bytes // 4, device=device)
+    copy_target = torch.ones_like(copy_source)
+    copy_s = mean_over_ranks(min(_timed(lambda: copy_target.copy_(copy_source), device) for _ in range(3)))
+    sent_bytes = AllReduce.wire_bytes(reduce_bytes, transport.world)
+    # a time for ``reduce_bytes`` bytes, which may differ by group
+    sending_s = max(seconds - smallest_reduce_s, seconds / 2, 1e-9)
     if agreement is not None:
-        smallest_s, copy_s = mean_over_ranks(smallest_s, agreement), mean_over_ranks(copy_s, agreement)
+        smallest_reduce_s, copy_s = mean_over_ranks(smallest_reduce_s, agreement), mean_over_ranks(copy_s, agreement)
         sending_s = sent_bytes * mean_over_ranks(sending_s / sent_bytes, agreement)
     return LinkProbe(
-        latency=smallest_s / (2 * (transport.world - 1)),
+        latency=smallest_reduce_s / (2 * (transport.world - 1)),
         bandwidth=8 * sent_bytes / sending_s,
         copy_bytes_per_s=copied_bytes / max(copy_s, 1e-9),
     )
 
 
-def _timed(work: Callable[[], object], device: torch.device) -> float:
+def _timed(timed_function: Callable[[], object], device: torch.device) -> float:
     """Call a function; return the seconds until it has returned and the device has finished its work."""
-    began = time.perf_counter()
-    work()
+    began_s = time.perf_counter()
+    timed_function()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - began_s

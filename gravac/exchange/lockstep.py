@@ -69,9 +69,9 @@ class Lockstep:
         """
         queues = [executor.queue for executor in self.executors]
         while all(queues):
-            work_of_ranks = [queue.popleft() for queue in queues]
-            calls = [work.call for work in work_of_ranks if work.call is not None]
-            jobs = [work.job for work in work_of_ranks if work.job is not None]
+            work_by_rank = [queue.popleft() for queue in queues]
+            calls = [work.call for work in work_by_rank if work.call is not None]
+            jobs = [work.job for work in work_by_rank if work.job is not None]
             if self.failure is None and calls and jobs:
                 raise RuntimeError(
                     f"simulated ranks: {len(calls)} queued a function next, but {len(jobs)} an exchange; queue the "
@@ -83,7 +83,7 @@ class Lockstep:
                 except Exception as failure:
                     self.failure = failure
             if self.failure is not None:
-                for work in work_of_ranks:
+                for work in work_by_rank:
                     self._call_guarded(work.fail, self.failure)
 
     def _run(self, calls: Sequence[Callable[[], None]], jobs: Sequence[Job]) -> None:
@@ -98,15 +98,15 @@ class Lockstep:
 class LockstepExecutor:
     """Runs collectives and functions of one simulated rank of ``Lockstep``; see ``Executor``, whose methods it has."""
 
-    def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, host_looks: bool) -> None:
+    def __init__(self, lockstep: Lockstep, rank: int, world: int, latency: int, host_looks: bool) -> None:
         self.rank, self.world, self.latency = rank, world, latency
         self.agree_rank, self.agree_world = rank, world
         self.ledger = Ledger(world)
         self.exchange_seconds = 0.0
         self.queue: deque[_Work] = deque()
         self.host_looks = host_looks
-        self._ranks = ranks
-        self._seconds = 0.0  # ``exchange_seconds`` at the last call of ``spent``
+        self._lockstep = lockstep
+        self._seconds_at_spent = 0.0  # ``exchange_seconds`` at the last call of ``spent``
         self._started_collectives: deque[tuple[list[Collective], list[list[Any]]]] = deque()
 
     def mark(self) -> float:
@@ -122,9 +122,9 @@ class LockstepExecutor:
 
         Encoding and decoding take no simulated time. See ``Executor``.
         """
-        previous, self._seconds = self._seconds, self.exchange_seconds
-        spent = (0.0, self._seconds - previous)
-        return lambda: spent
+        previous_seconds, self._seconds_at_spent = self._seconds_at_spent, self.exchange_seconds
+        spent_seconds = (0.0, self._seconds_at_spent - previous_seconds)
+        return lambda: spent_seconds
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Queue a function; ``Lockstep.run`` calls the functions that are first in the queues of all ranks.
@@ -152,11 +152,15 @@ class LockstepExecutor:
             self.ledger.book(collective)
         results: list[Any] = []
         self._started_collectives.append((collectives, results))
-        if all(executor._started_collectives for executor in self._ranks.executors):
-            oldest_of_ranks = [executor._started_collectives.popleft() for executor in self._ranks.executors]
-            for requests in zip(*(started for started, _ in oldest_of_ranks), strict=True):
-                for (_, results_of_rank), result in zip(oldest_of_ranks, memory.results_by_rank(requests), strict=True):
-                    results_of_rank.append(result)
+        if all(executor._started_collectives for executor in self._lockstep.executors):
+            oldest_by_rank = [executor._started_collectives.popleft() for executor in self._lockstep.executors]
+            for collective_by_rank in zip(
+                *(started_collectives for started_collectives, _ in oldest_by_rank), strict=True
+            ):
+                for (_, rank_results), result in zip(
+                    oldest_by_rank, memory.results_by_rank(collective_by_rank), strict=True
+                ):
+                    rank_results.append(result)
         return results
 
     def finish(self, started: list[Any]) -> list[Any]:
@@ -201,7 +205,7 @@ class LockstepExecutor:
 
     def order(self) -> None:
         """Run the queued work of all simulated ranks, until a rank's queue is empty."""
-        self._ranks.run()
+        self._lockstep.run()
 
     def join(self) -> None:
         """Do nothing: with simulated ranks, there are no streams that could have to wait."""
@@ -212,13 +216,13 @@ class LockstepExecutor:
         Args:
             seconds: not used.
         """
-        self._ranks.run()
+        self._lockstep.run()
         return True
 
     def abandon(self, failure: BaseException) -> None:
         """Make all later work of all simulated ranks fail with an exception, unless earlier work has failed already."""
-        self._ranks.failure = self._ranks.failure or failure
+        self._lockstep.failure = self._lockstep.failure or failure
 
     def close(self) -> None:
         """Run the queued work of all simulated ranks, until a rank's queue is empty; there is nothing to close."""
-        self._ranks.run()
+        self._lockstep.run()

@@ -35,32 +35,32 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         >>> run([rank(1), rank(2), rank(3)])
         [[6.0, 6.0], [6.0, 6.0], [6.0, 6.0]]
     """
-    requests: list[list[Collective]] = []  # collectives that each rank yielded last
-    returned: dict[int, T] = {}
+    collectives_of_ranks: list[list[Collective]] = []  # collectives that each rank yielded last
+    returned_by_rank: dict[int, T] = {}
 
     def advance(rank: int, results: list[Any] | None) -> None:
         """Resume a rank's generator with results; store its next collectives, or its return value."""
         try:
-            requests.append(ranks[rank].send(results))
+            collectives_of_ranks.append(ranks[rank].send(results))
         except StopIteration as done:
-            returned[rank] = done.value
+            returned_by_rank[rank] = done.value
 
     for rank in range(len(ranks)):
         advance(rank, None)
-    while requests:
-        if returned:
+    while collectives_of_ranks:
+        if returned_by_rank:
             raise ValueError(
-                f"ranks {sorted(returned)} ended while others still yield collectives; yield the same collectives "
-                "on all ranks"
+                f"ranks {sorted(returned_by_rank)} ended while others still yield collectives; yield the same "
+                "collectives on all ranks"
             )
         for rank, ledger in enumerate(ledgers):
-            for collective in requests[rank]:
+            for collective in collectives_of_ranks[rank]:
                 ledger.book(collective)
-        results = [results_by_rank(collectives) for collectives in zip(*requests, strict=True)]
-        requests.clear()
+        results = [results_by_rank(collectives) for collectives in zip(*collectives_of_ranks, strict=True)]
+        collectives_of_ranks.clear()
         for rank in range(len(ranks)):
-            advance(rank, [per_rank[rank] for per_rank in results])
-    return [returned[rank] for rank in range(len(ranks))]
+            advance(rank, [result_of_ranks[rank] for result_of_ranks in results])
+    return [returned_by_rank[rank] for rank in range(len(ranks))]
 
 
 def results_by_rank(collectives_by_rank: Sequence[Collective]) -> list[Any]:
@@ -79,10 +79,10 @@ def results_by_rank(collectives_by_rank: Sequence[Collective]) -> list[Any]:
         )
     first_collective = collectives_by_rank[0]
     if isinstance(first_collective, AllReduce):
-        total = first_collective.tensor.clone()
+        reduced_sum = first_collective.tensor.clone()
         for other_collective in collectives_by_rank[1:]:
-            total += tensors_of(other_collective)[0]
-        return [total.clone() for _ in collectives_by_rank]
+            reduced_sum += tensors_of(other_collective)[0]
+        return [reduced_sum.clone() for _ in collectives_by_rank]
     if isinstance(first_collective, AllToAll):
         return [
             torch.stack([tensors_of(sender)[0][rank] for sender in collectives_by_rank])
@@ -90,8 +90,10 @@ def results_by_rank(collectives_by_rank: Sequence[Collective]) -> list[Any]:
         ]
     if isinstance(first_collective, Broadcast):
         return [tensors_of(collectives_by_rank[first_collective.root])[0].clone() for _ in collectives_by_rank]
-    gathered = tuple(torch.stack(column) for column in zip(*map(tensors_of, collectives_by_rank), strict=True))
-    return [tuple(tensor.clone() for tensor in gathered) for _ in collectives_by_rank]
+    gathered_tensors = tuple(
+        torch.stack(tensors_of_ranks) for tensors_of_ranks in zip(*map(tensors_of, collectives_by_rank), strict=True)
+    )
+    return [tuple(tensor.clone() for tensor in gathered_tensors) for _ in collectives_by_rank]
 
 
 def result_for_equal_ranks(collective: Collective, rank: int, world: int) -> Any:
@@ -106,6 +108,6 @@ def result_for_equal_ranks(collective: Collective, rank: int, world: int) -> Any
 
 
 def _signature(collective: Collective) -> str:
-    shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors_of(collective))
-    root = f" from {collective.root}" if isinstance(collective, Broadcast) else ""
-    return f"{type(collective).__name__}({shapes}){root}"
+    shapes_text = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors_of(collective))
+    root_text = f" from {collective.root}" if isinstance(collective, Broadcast) else ""
+    return f"{type(collective).__name__}({shapes_text}){root_text}"

@@ -14,7 +14,7 @@ from gravac.exchange.group import GroupTransport, StagedTransport, backend_of, c
 from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.exchange.streams import StreamExecutor
 
-Kind = Literal["auto", "thread", "stream"]
+ExecutorKind = Literal["auto", "thread", "stream"]
 """Kind of executor: a thread (``"thread"``), a GPU's streams (``"stream"``), or chosen by the backend (``"auto"``)."""
 
 
@@ -37,7 +37,7 @@ def open_executor(
     device: torch.device,
     group: dist.ProcessGroup | None = None,
     agree_group: dist.ProcessGroup | None = None,
-    kind: Kind = "auto",
+    executor_kind: ExecutorKind = "auto",
     pace: float | None = None,
 ) -> OpenedExecutor:
     """Create an executor over a process group, and measure the link's speed. Called on every rank.
@@ -50,56 +50,63 @@ def open_executor(
         device: device of the gradients.
         group: group of the ranks that average; ``None``: the default group.
         agree_group: group of the ranks that agree on measurements and decisions; ``None``: the same as ``group``.
-        kind: kind of executor; ``"auto"``: a thread for CPU tensors or gloo, streams for GPU tensors over NCCL.
+        executor_kind: kind of executor; ``"auto"``: a thread for CPU tensors or gloo, streams for GPU tensors over
+            NCCL.
         pace: speed, in bits per second, of a slower link to emulate by sleeping; ``None``: no emulation.
 
     Raises:
         RuntimeError: the default process group is not initialized; or gravac cannot use the group's backend; or
-            ``kind`` does not fit the backend; or ``pace`` was given and the executor would use streams.
+            ``executor_kind`` does not fit the backend; or ``pace`` was given and the executor would use streams.
     """
     check_initialized()
-    if choose_kind(backend_of(group, device), device, kind) == "stream":
+    if choose_executor_kind(backend_of(group, device), device, executor_kind) == "stream":
         if pace is not None:
             raise RuntimeError(
                 "pace: gravac emulates a slow link by sleeping, which is impossible if a GPU's streams run the "
                 "exchange; use gloo, or pace=None"
             )
-        averaging = GroupTransport(group or _world(), device=device)
-        agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
+        averaging_transport = GroupTransport(group or _default_group(), device=device)
+        agree_transport = None if agree_group is None else GroupTransport(agree_group, device=device)
         # separate transports, so that the ledger of the steps does not count the probe's bytes
-        probed_agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
-        probe = probe_link(GroupTransport(averaging.group, device=device), device, probed_agreement)
-        streams = CudaDevice(device)
-        return OpenedExecutor(StreamExecutor(averaging, streams, agreement), probe, streams)
-    transport = GroupTransport if device.type == "cpu" else StagedTransport
-    private = private_group(group)
-    agreement = None if agree_group is None else GroupTransport(private_group(agree_group), pace)
-    probed_agreement = None if agreement is None else transport(agreement.group, pace)
-    probe = probe_link(transport(private, pace), device, probed_agreement)
-    gpu = None if device.type == "cpu" else CudaDevice(device)
-    return OpenedExecutor(Fifo(transport(private, pace), agreement), probe, gpu)
+        probed_agree_transport = None if agree_group is None else GroupTransport(agree_group, device=device)
+        measured_link = probe_link(
+            GroupTransport(averaging_transport.group, device=device), device, probed_agree_transport
+        )
+        stream_device = CudaDevice(device)
+        return OpenedExecutor(
+            StreamExecutor(averaging_transport, stream_device, agree_transport), measured_link, stream_device
+        )
+    transport_class = GroupTransport if device.type == "cpu" else StagedTransport
+    averaging_group = private_group(group)
+    agree_transport = None if agree_group is None else GroupTransport(private_group(agree_group), pace)
+    probed_agree_transport = None if agree_transport is None else transport_class(agree_transport.group, pace)
+    measured_link = probe_link(transport_class(averaging_group, pace), device, probed_agree_transport)
+    gpu_device = None if device.type == "cpu" else CudaDevice(device)
+    return OpenedExecutor(Fifo(transport_class(averaging_group, pace), agree_transport), measured_link, gpu_device)
 
 
-def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thread", "stream"]:
+def choose_executor_kind(
+    backend: str, device: torch.device, requested_kind: ExecutorKind
+) -> Literal["thread", "stream"]:
     """Return the kind of executor: ``"thread"`` for CPU tensors or gloo, ``"stream"`` for CUDA tensors over NCCL.
 
     Args:
         backend: name of the backend that exchanges tensors of ``device``; empty: there is none.
         device: device of the gradients.
-        kind: kind that the user requested; ``"auto"``: any.
+        requested_kind: kind that the user requested; ``"auto"``: any.
 
     Raises:
         RuntimeError: gravac cannot use the backend, or the requested kind does not fit the backend.
     """
     if device.type == "cpu" or backend == "gloo":
-        if kind == "stream":
+        if requested_kind == "stream":
             raise RuntimeError(
                 f'executor: "stream" needs NCCL and a GPU, but {backend or "no backend"} exchanges {device.type} '
                 'tensors here; use "thread", or init_process_group("nccl") with the model on a GPU'
             )
         return "thread"
     if device.type == "cuda" and backend == "nccl":
-        if kind == "thread":
+        if requested_kind == "thread":
             raise RuntimeError(
                 'executor: "thread" cannot wait for NCCL, whose collectives are ordered by streams; use "stream"'
             )
@@ -111,7 +118,7 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
     )
 
 
-def _world() -> dist.ProcessGroup:
+def _default_group() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None
     return group

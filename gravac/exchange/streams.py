@@ -36,7 +36,7 @@ from gravac.guarded import GuardedCaller
 FAILED_SECONDS = 5.0
 """Longest wait for the device after a failure, in seconds: its streams may wait for a rank that never answers."""
 
-SIDE_STREAMS = 3
+SIDE_STREAM_COUNT = 3
 """Number of streams that run jobs, in turn: one each for a job in encoding, a job in flight, and a job in decoding."""
 
 
@@ -90,14 +90,14 @@ class StreamExecutor:
         self.agree_rank, self.agree_world = self._agree_transport.rank, self._agree_transport.world
         self._device = device
         self._main_stream, self._agreement_stream = device.stream(), device.stream()
-        self._side_streams = [device.stream() for _ in range(SIDE_STREAMS)]
-        self._next_side = 0
-        self._handed_over: list[Event] = []  # recorded when a job is queued; cleared when a job has yielded
-        self._job_ends: list[Event] = []  # recorded at the end of each job since the last call
-        self._call_end: Event | None = None
-        self._agreements = 0  # number of calls of ``agree`` so far
+        self._side_streams = [device.stream() for _ in range(SIDE_STREAM_COUNT)]
+        self._next_side_index = 0
+        self._handed_over_events: list[Event] = []  # recorded when a job is queued; cleared when a job has yielded
+        self._job_end_events: list[Event] = []  # recorded at the end of each job since the last call
+        self._call_end_event: Event | None = None
+        self._agreement_count = 0  # number of calls of ``agree`` so far
         self._previous_step_event: Event | None = None  # awaited by the next ``wait_for_previous_step``
-        self._agreements_past = 0  # number of calls of ``agree`` whose sums are on the host
+        self._agreements_on_host = 0  # number of calls of ``agree`` whose sums are on the host
         self._coding_intervals: list[Interval] = []
         self._exchange_intervals: list[Interval] = []
         self._failure: BaseException | None = None
@@ -121,25 +121,28 @@ class StreamExecutor:
 
         Both count from the last call of ``spent``. See ``Executor``.
         """
-        coding, self._coding_intervals = self._coding_intervals, []
-        exchanging, self._exchange_intervals = self._exchange_intervals, []
+        coding_intervals, self._coding_intervals = self._coding_intervals, []
+        exchange_intervals, self._exchange_intervals = self._exchange_intervals, []
 
-        def seconds() -> tuple[float, float]:
-            return sum(self.between(began, ended) for began, ended in coding), self._covered_seconds(exchanging)
+        def spent_seconds() -> tuple[float, float]:
+            coding_s = sum(self.between(began, ended) for began, ended in coding_intervals)
+            return coding_s, self._covered_seconds(exchange_intervals)
 
-        return seconds
+        return spent_seconds
 
     def _covered_seconds(self, intervals: Sequence[Interval]) -> float:
         """Return the seconds that the intervals cover together; overlapping intervals count once."""
         if not intervals:
             return 0.0
-        origin = intervals[0].began
-        offsets = sorted((self.between(origin, began), self.between(origin, ended)) for began, ended in intervals)
-        covered, until = 0.0, offsets[0][0]
-        for began, ended in offsets:
-            covered += max(0.0, ended - max(began, until))
-            until = max(until, ended)
-        return covered
+        origin_event = intervals[0].began
+        begins_and_ends_s = sorted(
+            (self.between(origin_event, began), self.between(origin_event, ended)) for began, ended in intervals
+        )
+        covered_s, covered_until_s = 0.0, begins_and_ends_s[0][0]
+        for began, ended in begins_and_ends_s:
+            covered_s += max(0.0, ended - max(began, covered_until_s))
+            covered_until_s = max(covered_until_s, ended)
+        return covered_s
 
     # work
 
@@ -148,7 +151,7 @@ class StreamExecutor:
 
         If the function raises, or earlier work failed, ``fail`` is called with the exception.
         """
-        self._try(fail, lambda: self._call(function))
+        self._run_guarded(fail, lambda: self._call(function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job (generator of collectives) at once; its GPU work goes to one of several streams, in turn.
@@ -157,7 +160,7 @@ class StreamExecutor:
         computes the job's tensors. If the job raises, or earlier work failed, ``fail`` is called with the exception.
         ``device`` and ``one_round`` have no use here.
         """
-        self._try(fail, lambda: self._run(job))
+        self._run_guarded(fail, lambda: self._run_job(job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
         """Start collectives on the current stream and return their results; the stream waits for them, not the host."""
@@ -179,12 +182,14 @@ class StreamExecutor:
         caller_event = self._device.record()
         with self._on(self._agreement_stream):
             self._device.follow(caller_event)
-            reduces = [AllReduce(self._vector(numbers)) for numbers in vectors]
-            self._agree_transport.finish(self._agree_transport.launch([*reduces]))
-            sums = [self._device.pinned(reduce.tensor).copy_(reduce.tensor, non_blocking=True) for reduce in reduces]
-            self._agreements += 1
+            all_reduces = [AllReduce(self._vector_on_gpu(numbers)) for numbers in vectors]
+            self._agree_transport.finish(self._agree_transport.launch([*all_reduces]))
+            sums = [
+                self._device.pinned(reduce.tensor).copy_(reduce.tensor, non_blocking=True) for reduce in all_reduces
+            ]
+            self._agreement_count += 1
             self._previous_step_event = self._device.record()
-            return PendingSums(sums, self._previous_step_event, self._agreements, vectors)
+            return PendingSums(sums, self._previous_step_event, self._agreement_count, vectors)
 
     def agreed(self, started: PendingSums) -> list[list[float]]:
         """Return the sums that ``agree`` started, each as a list of floats.
@@ -192,10 +197,10 @@ class StreamExecutor:
         The host waits only if the sums were started after the last call of ``wait_for_previous_step``, as in a run that
         was restored from a checkpoint.
         """
-        if started.call_number > self._agreements_past:
+        if started.call_number > self._agreements_on_host:
             self.host_waits += 1
-            self._wait(started.arrival)
-        return [vector.tolist() for vector in started.sums]
+            self._wait_for_event(started.arrival)
+        return [vector_sum.tolist() for vector_sum in started.sums]
 
     def everywhere(self, finite: Verdict) -> Verdict:
         """Return whether ``finite`` (all gradients were finite) is true on every rank that agrees on decisions.
@@ -208,7 +213,7 @@ class StreamExecutor:
         with self._on(self._agreement_stream):
             self._device.follow(caller_event)
             sum_request = AllReduce(
-                self._vector([finite.double() if isinstance(finite, torch.Tensor) else float(finite)])
+                self._vector_on_gpu([finite.double() if isinstance(finite, torch.Tensor) else float(finite)])
             )
             self._agree_transport.finish(self._agree_transport.launch([sum_request]))
             sum_event = self._device.record()
@@ -238,8 +243,8 @@ class StreamExecutor:
         """
         if self._previous_step_event is not None:
             self.host_waits += 1
-            self._wait(self._previous_step_event)
-            self._agreements_past = self._agreements
+            self._wait_for_event(self._previous_step_event)
+            self._agreements_on_host = self._agreement_count
         caller_event = self._device.record()
         with self._on(self._agreement_stream):
             self._device.follow(caller_event)
@@ -251,7 +256,7 @@ class StreamExecutor:
 
     def join(self) -> None:
         """Make the current stream wait for all work that was queued on other streams; the host does not wait."""
-        for event in (*self._job_ends, *([self._call_end] if self._call_end else ())):
+        for event in (*self._job_end_events, *([self._call_end_event] if self._call_end_event else ())):
             self._device.follow(event)
 
     def drain(self, seconds: float | None = None) -> bool:
@@ -267,11 +272,11 @@ class StreamExecutor:
         """
         with self._on(self._main_stream):
             self.order()
-            end = self._device.record()
+            end_event = self._device.record()
         self.host_waits += 1
         if self._failure is not None:
             seconds = min(FAILED_SECONDS, math.inf if seconds is None else seconds)
-        return self._wait(end, seconds)
+        return self._wait_for_event(end_event, seconds)
 
     def abandon(self, failure: BaseException) -> None:
         """Make all later work fail with an exception, and tell the other ranks.
@@ -292,7 +297,7 @@ class StreamExecutor:
 
     # internal methods
 
-    def _wait(self, event: Event, seconds: float | None = None) -> bool:
+    def _wait_for_event(self, event: Event, seconds: float | None = None) -> bool:
         """Make the host wait until the GPU reaches an event; return False if ``seconds`` passed before.
 
         Args:
@@ -307,13 +312,13 @@ class StreamExecutor:
         while not event.query():
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1e-3)
-            time_s = time.monotonic()
-            if seconds is not None and time_s - began_s > seconds:
+            now_s = time.monotonic()
+            if seconds is not None and now_s - began_s > seconds:
                 return False
-            if time_s - looked_s > LOOK_SECONDS and self._failure is None:
-                looked_s = time_s
-                if (report := self._failures.look()) is not None:
-                    raise ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
+            if now_s - looked_s > LOOK_SECONDS and self._failure is None:
+                looked_s = now_s
+                if (failure_text := self._failures.look()) is not None:
+                    raise ExchangeError(f"rank {self.rank} of {self.world} got no answer: {failure_text}")
         event.synchronize()  # returns at once; tools that record the host's waits see this call
         return True
 
@@ -323,51 +328,51 @@ class StreamExecutor:
         with self._on(self._main_stream):
             self._device.follow(caller_event)
             self.order()
-            self._job_ends.clear()
+            self._job_end_events.clear()
             function()
-            self._call_end = self._device.record()
+            self._call_end_event = self._device.record()
 
-    def _run(self, job: Job) -> None:
+    def _run_job(self, job: Job) -> None:
         """Run a job (generator of collectives) with the next of ``_side_streams`` as current stream.
 
         The stream first waits for the last function that ``call`` ran, and for the work on the job's tensors.
         """
-        self._handed_over.append(self._device.record())
-        with self._on(self._side_streams[self._next_side]):
-            for event in (*([self._call_end] if self._call_end else ()), *self._handed_over):
+        self._handed_over_events.append(self._device.record())
+        with self._on(self._side_streams[self._next_side_index]):
+            for event in (*([self._call_end_event] if self._call_end_event else ()), *self._handed_over_events):
                 self._device.follow(event)
-            if self._drive(job):
-                self._job_ends.append(self._device.record())
-                self._handed_over.clear()
-                self._next_side = (self._next_side + 1) % SIDE_STREAMS
+            if self._run_to_end(job):
+                self._job_end_events.append(self._device.record())
+                self._handed_over_events.clear()
+                self._next_side_index = (self._next_side_index + 1) % SIDE_STREAM_COUNT
 
-    def _drive(self, job: Job) -> bool:
+    def _run_to_end(self, job: Job) -> bool:
         """Run a generator of collectives to its end; return False if it yields none.
 
         A generator yields none if a later generator exchanges its tensors.
         """
-        began = self._device.record()
+        began_event = self._device.record()
         try:
             requests = next(job)
         except StopIteration:
             return False
         while True:
             sent_event = self._device.record()
-            self._coding_intervals.append(Interval(began, sent_event))
+            self._coding_intervals.append(Interval(began_event, sent_event))
             try:
                 results = self.transport.finish(self.transport.launch(requests))
             except Exception as failure:
                 job.throw(failure)  # the job adds the names of the exchanged tensors
                 raise
-            began = self._device.record()
-            self._exchange_intervals.append(Interval(sent_event, began))
+            began_event = self._device.record()
+            self._exchange_intervals.append(Interval(sent_event, began_event))
             try:
                 requests = job.send(results)
             except StopIteration:
-                self._coding_intervals.append(Interval(began, self._device.record()))
+                self._coding_intervals.append(Interval(began_event, self._device.record()))
                 return True
 
-    def _try(self, fail: Fail, function: Callable[[], None]) -> None:
+    def _run_guarded(self, fail: Fail, function: Callable[[], None]) -> None:
         """Call a function; if it raises, call ``fail`` with the exception, and make all later work fail.
 
         After a failure, only ``fail`` is called, with that failure's exception.
@@ -390,14 +395,14 @@ class StreamExecutor:
         with self._device.on(stream), torch.no_grad():
             yield
 
-    def _vector(self, numbers: Sequence[Number]) -> torch.Tensor:
+    def _vector_on_gpu(self, numbers: Sequence[Number]) -> torch.Tensor:
         """Return floats and 0-d tensors, in order, as one flat float64 tensor on the GPU, ``[len(numbers)]``."""
         vectors = []
-        for on_device, run in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
-            if on_device:
-                vectors.append(torch.stack([torch.as_tensor(number).double() for number in run]))
+        for are_tensors, same_kind_numbers in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
+            if are_tensors:
+                vectors.append(torch.stack([torch.as_tensor(number).double() for number in same_kind_numbers]))
             else:
-                host_numbers = torch.tensor([*run], dtype=torch.float64)
+                host_numbers = torch.tensor([*same_kind_numbers], dtype=torch.float64)
                 vectors.append(
                     self._device.pinned(host_numbers).copy_(host_numbers).to(self._device.device, non_blocking=True)
                 )

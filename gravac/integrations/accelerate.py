@@ -82,20 +82,20 @@ def attach(
         if (folder := state_folder(checkpoint, models, module)) is not None:
             save(folder, compressor)
 
-    to_load: list[Path] = []
+    folders_to_load: list[Path] = []
 
     def load_state(models: Sequence[torch.nn.Module], checkpoint: str) -> None:
         if not accelerator.is_fsdp2:
             folder = state_folder(checkpoint, models, module)
-            to_load[:] = [] if folder is None else [folder]
+            folders_to_load[:] = [] if folder is None else [folder]
         # with FSDP2, Accelerate has loaded weights and optimizer already, and passes no models
         elif (folder := state_folder(checkpoint, accelerator._models, module)) is not None:
             load_if_present(folder, compressor, on_resize)
 
     def load_after_optimizer(_: torch.optim.Optimizer) -> None:
         # Accelerate has just loaded weights and optimizer of rank 0; now gravac loads each rank's own
-        if to_load:
-            load_if_present(to_load.pop(), compressor, on_resize)
+        if folders_to_load:
+            load_if_present(folders_to_load.pop(), compressor, on_resize)
 
     torch_optimizer(optimizer).register_load_state_dict_post_hook(load_after_optimizer)
     accelerator.register_save_state_pre_hook(save_state)
@@ -121,10 +121,10 @@ def connect(
 
 def training_setting(accelerator: Accelerator) -> str:
     """Return name and value of the Accelerate setting that chose the kind of training, such as DDP, for messages."""
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is None:
+    fsdp_plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if fsdp_plugin is None:
         return f"distributed_type: {accelerator.distributed_type.value}"
-    if plugin.fsdp_version == 1:
+    if fsdp_plugin.fsdp_version == 1:
         return "fsdp_version: 1"
     if accelerator.parallelism_config is None:
         return "parallelism_config: None"
@@ -146,9 +146,9 @@ def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> N
 
 def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return torch's own optimizer, which the optimizer returned by ``prepare`` wraps."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    assert isinstance(inner, torch.optim.Optimizer)
-    return inner
+    inner_optimizer = getattr(optimizer, "optimizer", optimizer)
+    assert isinstance(inner_optimizer, torch.optim.Optimizer)
+    return inner_optimizer
 
 
 def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], module: torch.nn.Module) -> Path | None:
@@ -162,6 +162,9 @@ def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], module: tor
         module: the model that gravac is attached to.
     """
     # Accelerate may list the model as it was before ``prepare``
-    aliases = (module, getattr(module, "module", module))
-    number = next((number for number, model in enumerate(models) if any(model is alias for alias in aliases)), None)
-    return None if number is None else Path(checkpoint, f"{FOLDER}_{number}" if number else FOLDER)
+    attached_forms = (module, getattr(module, "module", module))
+    model_index = next(
+        (model_index for model_index, model in enumerate(models) if any(model is alias for alias in attached_forms)),
+        None,
+    )
+    return None if model_index is None else Path(checkpoint, f"{FOLDER}_{model_index}" if model_index else FOLDER)

@@ -49,33 +49,35 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
     """
     check_on_resize(on_resize)
     if "policy" not in settings:
-        setup = functools.partial(AdaptiveCompressor, every=1 if every is None else every, **settings)
+        make_compressor = functools.partial(AdaptiveCompressor, every=1 if every is None else every, **settings)
     elif every is None:
-        setup = functools.partial(AdaptiveCompressor.from_policy, **settings)
+        make_compressor = functools.partial(AdaptiveCompressor.from_policy, **settings)
     else:
         raise SettingsError(
             f"every: {every!r} was given together with a policy, which also sets every; set every in the policy only"
         )
-    setup()
-    return functools.partial(_build, setup)
+    make_compressor()
+    return functools.partial(_build_compressor, make_compressor)
 
 
-def _build(setup: functools.partial[AdaptiveCompressor], training_steps: float = math.inf) -> AdaptiveCompressor:
+def _build_compressor(
+    make_compressor: functools.partial[AdaptiveCompressor], training_steps: float = math.inf
+) -> AdaptiveCompressor:
     """Create an ``AdaptiveCompressor``, for a run of a known number of training steps.
 
     If the user set ``probe`` without ``total_steps``, the number becomes the setting ``total_steps``. Otherwise the
     number is ignored, since gravac refuses a ``total_steps`` that differs between ranks.
 
     Args:
-        setup: function that creates an ``AdaptiveCompressor`` with the user's settings.
+        make_compressor: function that creates an ``AdaptiveCompressor`` with the user's settings.
         training_steps: number of training steps, as the framework counts them; infinite, zero or negative if the
             framework does not know the number.
     """
-    settings = setup.keywords
+    settings = make_compressor.keywords
     needs_total_steps = settings.get("probe") is not None and settings.get("total_steps") is None
     if needs_total_steps and 0 < training_steps < math.inf:
-        return setup(total_steps=int(training_steps))
-    return setup()
+        return make_compressor(total_steps=int(training_steps))
+    return make_compressor()
 
 
 def data_parallel(
@@ -91,12 +93,12 @@ def data_parallel(
     Raises:
         TypeError: the framework does not train by DistributedDataParallel.
     """
-    inner = getattr(model, "_orig_mod", model)
-    if isinstance(inner, DistributedDataParallel):
-        return inner
+    unwrapped_model = getattr(model, "_orig_mod", model)
+    if isinstance(unwrapped_model, DistributedDataParallel):
+        return unwrapped_model
     raise TypeError(
         f"{setting}: gravac compresses what DistributedDataParallel exchanges, but the framework trains a "
-        f"{type(inner).__name__}; {remedy}"
+        f"{type(unwrapped_model).__name__}; {remedy}"
     )
 
 
@@ -114,8 +116,8 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
         SettingsError: the model is in shards (FSDP2) without replicas, or this version of torch lacks a private
             attribute of FSDP2 that gravac needs.
     """
-    inner = getattr(model, "_orig_mod", model)
-    if not isinstance(inner, torch.nn.Module) or not is_sharded(inner):
+    unwrapped_model = getattr(model, "_orig_mod", model)
+    if not isinstance(unwrapped_model, torch.nn.Module) or not is_sharded(unwrapped_model):
         remedy = f"train with DDP, or without gravac, or in shards by FSDP2 with replicas: {shards_remedy}"
         return data_parallel(model, setting, remedy)
     from gravac.sources.fsdp2 import has_replicas  # this import takes a second, which DDP need not wait for

@@ -37,13 +37,13 @@ class HookState:
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
         self._compressor: AdaptiveCompressor | None = None
-        _build(settings)
+        _build_compressor(settings)
 
     @property
     def compressor(self) -> "AdaptiveCompressor":
         """The ``AdaptiveCompressor``; created when it is first used, by this attribute or by the first bucket."""
         if self._compressor is None:
-            self._compressor = _build(self._settings)
+            self._compressor = _build_compressor(self._settings)
         return self._compressor
 
     def bind(self, module: torch.nn.Module) -> None:
@@ -85,7 +85,7 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     return compressor.hook(None, bucket)
 
 
-def _build(settings: dict[str, Any]) -> "AdaptiveCompressor":
+def _build_compressor(settings: dict[str, Any]) -> "AdaptiveCompressor":
     from gravac.adaptive import AdaptiveCompressor
 
     return AdaptiveCompressor(**settings)

@@ -57,7 +57,7 @@ class LightningHooks:
 
     def __init__(self, *, every: Every = None, on_resize: OnResize = "mean", **settings: Any) -> None:
         self.compressor: AdaptiveCompressor | None = None
-        self._build = recipe(settings, on_resize, every)
+        self._make_compressor = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._states_to_load: dict[str, Any] | None = None
         self._sharded_module: Any = None  # the model, if it is in shards
@@ -76,8 +76,8 @@ class LightningHooks:
         if trainer.world_size == 1:
             warn_of_one_process("the Trainer")
             return
-        setting = f"strategy: {type(trainer.strategy).__name__}"
-        module = averaged_module(trainer.strategy.model, setting, SHARDS_REMEDY)
+        strategy_setting = f"strategy: {type(trainer.strategy).__name__}"
+        module = averaged_module(trainer.strategy.model, strategy_setting, SHARDS_REMEDY)
         if not isinstance(module, DistributedDataParallel):
             module = self._sharded_module = outermost_sharded_module(module)
         if len(trainer.optimizers) != 1:
@@ -85,7 +85,7 @@ class LightningHooks:
                 f"optimizers: the module has {len(trainer.optimizers)}, but gravac supports one: each backward would "
                 "also exchange gradients of the other optimizers' parameters; use one optimizer for all parameters"
             )
-        compressor = self._build(trainer.estimated_stepping_batches)
+        compressor = self._make_compressor(trainer.estimated_stepping_batches)
         compressor.attach(module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
         if states is not None:
             load_gathered(states, compressor, self._on_resize)
@@ -173,10 +173,12 @@ def outermost_sharded_module(module: torch.nn.Module) -> torch.nn.Module:
     """
     from torch.distributed.fsdp import FSDPModule  # this import takes a second, which DDP need not wait for
 
-    trained = [
-        (path, child) for path, child in module.named_modules() if any(p.requires_grad for p in child.parameters())
+    trained_modules = [
+        (path, submodule)
+        for path, submodule in module.named_modules()
+        if any(parameter.requires_grad for parameter in submodule.parameters())
     ]
-    paths = [path for path, child in trained if isinstance(child, FSDPModule)]
+    paths = [path for path, submodule in trained_modules if isinstance(submodule, FSDPModule)]
     outermost_paths = [path for path in paths if not any(is_within(path, other) for other in paths)]
     if len(outermost_paths) > 1:
         raise SettingsError(
@@ -194,7 +196,7 @@ def is_within(path: str, ancestor: str) -> bool:
 
 def is_last_step(trainer: Any) -> bool:
     """True if the Trainer's ``max_steps`` or ``max_epochs`` ends training after this batch; the same on all ranks."""
-    steps, epochs = trainer.max_steps, trainer.max_epochs
-    if steps is not None and 0 <= steps <= trainer.global_step:
+    max_steps, max_epochs = trainer.max_steps, trainer.max_epochs
+    if max_steps is not None and 0 <= max_steps <= trainer.global_step:
         return True
-    return trainer.is_last_batch and epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+    return trainer.is_last_batch and max_epochs is not None and 0 <= max_epochs <= trainer.current_epoch + 1

@@ -44,7 +44,7 @@ class GravacCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, *, every: Every = None, on_resize: OnResize = "mean", **settings: Any) -> None:
         self.compressor: AdaptiveCompressor | None = None
-        self._build = recipe(settings, on_resize, every)
+        self._make_compressor = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._trainer = trainer
         self._checkpoint: Path | None = None
@@ -78,9 +78,9 @@ class GravacCallback(TrainerCallback):
         if accelerator.num_processes == 1:
             warn_of_one_process("the Trainer")
             return
-        compressor = self._build(state.max_steps)
-        module = connect(accelerator, self._trainer.model_wrapped, self._trainer.optimizer, compressor)
-        self.compressor, self._attached_module = compressor, weakref.ref(module)
+        compressor = self._make_compressor(state.max_steps)
+        attached_module = connect(accelerator, self._trainer.model_wrapped, self._trainer.optimizer, compressor)
+        self.compressor, self._attached_module = compressor, weakref.ref(attached_module)
         if self._checkpoint is not None:
             load_if_present(self._checkpoint / FOLDER, compressor, self._on_resize)
 
@@ -104,8 +104,8 @@ class GravacCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
         """Save gravac's states of all ranks in a folder within the Trainer's checkpoint. Called on every rank."""
-        resumable = not args.save_only_model and not state.is_hyper_param_search
-        if self._attached_module is not None and self.compressor is not None and resumable:
+        is_resumable = not args.save_only_model and not state.is_hyper_param_search
+        if self._attached_module is not None and self.compressor is not None and is_resumable:
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)
 
     def on_train_end(
@@ -137,6 +137,8 @@ class GravacCallback(TrainerCallback):
     @property
     def _is_attached(self) -> bool:
         """True if the Trainer still has the model that the compressor is attached to; False after some exceptions."""
-        module = None if self._attached_module is None else self._attached_module()
-        wrapped = self._trainer.model_wrapped
-        return module is not None and (module is wrapped or module is getattr(wrapped, "_orig_mod", None))
+        attached_module = None if self._attached_module is None else self._attached_module()
+        wrapped_model = self._trainer.model_wrapped
+        return attached_module is not None and (
+            attached_module is wrapped_model or attached_module is getattr(wrapped_model, "_orig_mod", None)
+        )

@@ -134,17 +134,17 @@ def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> 
     """
     times = np.array(seconds)
     columns = np.array([[2 * (world - 1), 8e-9 * AllReduce.wire_bytes(size, world)] for size in sizes])
-    alpha, per_gigabit = np.linalg.lstsq(columns / times[:, None], np.ones(len(sizes)), rcond=None)[0]
+    alpha, seconds_per_gigabit = np.linalg.lstsq(columns / times[:, None], np.ones(len(sizes)), rcond=None)[0]
     if alpha < 0:
         alpha = 0.0
         ratios = columns[:, 1] / times
-        per_gigabit = ratios.sum() / (ratios @ ratios)
-    if per_gigabit <= 0:
+        seconds_per_gigabit = ratios.sum() / (ratios @ ratios)
+    if seconds_per_gigabit <= 0:
         raise ValueError(
             f"seconds: all-reduces of {sizes} bytes took {seconds} s, no longer for more bytes, so the bandwidth "
             "cannot be computed; measure again on an idle machine"
         )
-    return float(alpha), float(1e9 / per_gigabit)
+    return float(alpha), float(1e9 / seconds_per_gigabit)
 
 
 def measure(
@@ -172,14 +172,14 @@ def measure(
     medians_s: list[float] = []
     for size in ALL_REDUCE_BYTES:
         if len(sizes) > 1:
-            likely_s = medians_s[-1] + (medians_s[-1] - medians_s[-2]) / (sizes[-1] - sizes[-2]) * (size - sizes[-1])
-            if _slowest_rank_s(likely_s, device) > LONGEST_S:
+            predicted_s = medians_s[-1] + (medians_s[-1] - medians_s[-2]) / (sizes[-1] - sizes[-2]) * (size - sizes[-1])
+            if _slowest_rank_s(predicted_s, device) > LONGEST_S:
                 break
         tensor = torch.ones(size // 4, device=device)
         repeats = TIMED_REPEATS if not medians_s or medians_s[-1] < 0.1 else 3
-        times = [_seconds_of(partial(dist.all_reduce, tensor), device) for _ in range(repeats + 1)][1:]
+        repeat_seconds = [_seconds_of(partial(dist.all_reduce, tensor), device) for _ in range(repeats + 1)][1:]
         sizes.append(size)
-        medians_s.append(_slowest_rank_s(statistics.median(times), device))
+        medians_s.append(_slowest_rank_s(statistics.median(repeat_seconds), device))
         print_line(f"all-reduce of {size:,} bytes: {1e3 * medians_s[-1]:.3f} ms")
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
@@ -214,10 +214,10 @@ def _seconds_of(work: Callable[[], object], device: torch.device, synchronized: 
     if synchronized:
         dist.barrier()
     _wait_for_gpu(device)
-    start = time.perf_counter()
+    started = time.perf_counter()
     work()
     _wait_for_gpu(device)
-    return time.perf_counter() - start
+    return time.perf_counter() - started
 
 
 def _wait_for_gpu(device: torch.device) -> None:
@@ -303,13 +303,13 @@ def print_to_stderr(text: str) -> None:
 
 def describe(calibration: Calibration) -> str:
     """Return three lines of text about a calibration, for the terminal."""
-    setup = {
+    setup_text = {
         "torchrun": f"{calibration.workers} ranks by {calibration.backend}",
         "loopback": f"{calibration.workers} workers over loopback: the numbers hold for this machine only",
         "emulated": f"{calibration.workers} workers over emulated links of {calibration.link}",
     }[calibration.where]
     smallest_size, largest_size = min(calibration.sizes, default=0), max(calibration.sizes, default=0)
-    errors = [
+    relative_errors = [
         abs(
             2 * (calibration.workers - 1) * calibration.alpha
             + 8 * AllReduce.wire_bytes(size, calibration.workers) / calibration.bandwidth
@@ -318,9 +318,9 @@ def describe(calibration: Calibration) -> str:
         / seconds
         for size, seconds in zip(calibration.sizes, calibration.seconds, strict=True)
     ]
-    largest_error = max(errors, default=math.nan)
+    largest_error = max(relative_errors, default=math.nan)
     return (
-        f"{setup}\n"
+        f"{setup_text}\n"
         f"latency {1e6 * calibration.alpha:.1f} µs a message, bandwidth {calibration.bandwidth / 1e6:.1f} Mbit/s, "
         f"copy {calibration.copy_bytes_per_s / 1e9:.2f} GB/s\n"
         f"all-reduces of {smallest_size:,} to {largest_size:,} bytes; the fitted line is off by at most "

@@ -79,8 +79,8 @@ def spawn(
     Raises:
         RuntimeError: a rank failed, or the ranks took longer than ``timeout_s``; all ranks were killed.
     """
-    interface = "lo" if network is None else links.INTERFACE
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
+    interface_name = "lo" if network is None else links.INTERFACE
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface_name, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", module, str(folder), str(workers), *arguments]
     processes = [
         subprocess.Popen([*(network.prefix(rank) if network else []), *command, str(rank)], env=environment)
@@ -95,11 +95,11 @@ def spawn(
                     "machine"
                 )
             time.sleep(0.02)
-        statuses = [process.poll() for process in processes]
+        exit_statuses = [process.poll() for process in processes]
     finally:
         for process in processes:
             process.kill()  # if a rank failed, other ranks may wait for that rank for ever
             process.wait()
-    if any(statuses):
-        failed_ranks = ", ".join(f"rank {rank}: {status}" for rank, status in enumerate(statuses) if status)
+    if any(exit_statuses):
+        failed_ranks = ", ".join(f"rank {rank}: {status}" for rank, status in enumerate(exit_statuses) if status)
         raise RuntimeError(f"workers failed (exit statuses: {failed_ranks}); their error messages are above")

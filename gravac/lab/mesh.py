@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gravac.lab.shapes import Shape, elements_of
 
-_MESH = re.compile(r"\s*(\d+)\s*[x×]\s*(\d+)\s*")
+_MESH_PATTERN = re.compile(r"\s*(\d+)\s*[x×]\s*(\d+)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def parse_mesh(text: str) -> Mesh:
     Raises:
         ValueError: the text describes no mesh, or a mesh of a single replica.
     """
-    match = _MESH.fullmatch(text.lower())
+    match = _MESH_PATTERN.fullmatch(text.lower())
     if match is None:
         raise ValueError(f"mesh: {text!r} is not a mesh; give replicas x shards, such as 2x4")
     return Mesh(int(match[1]), int(match[2]))

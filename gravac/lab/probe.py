@@ -128,17 +128,17 @@ def probe(
 @contextmanager
 def _restore_after_block(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Restore model, gradients, optimizer and random number generators to their present states when the block ends."""
-    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    model_state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     gradients = [parameter.grad for parameter in model.parameters()]
     optimizer_state = copy.deepcopy(optimizer.state_dict())
-    training = model.training
-    devices = sorted({parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda})
-    with torch.random.fork_rng(devices):
+    was_training = model.training
+    cuda_indices = sorted({parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda})
+    with torch.random.fork_rng(cuda_indices):
         try:
             yield
         finally:
-            model.load_state_dict(weights)
+            model.load_state_dict(model_state)
             optimizer.load_state_dict(optimizer_state)
-            model.train(training)
+            model.train(was_training)
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient

@@ -81,7 +81,7 @@ class Stamp(Settings):
 def stamp() -> Stamp:
     """Measure the machine's speed, which takes about 0.1 s; return a stamp with commit, time and speed."""
     commit, clean = _commit_and_clean(Path(__file__))
-    threads = torch.get_num_threads()
+    previous_thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         source = torch.ones(COPY_BYTES // 4)
@@ -90,7 +90,7 @@ def stamp() -> Stamp:
         matrix = torch.ones(MATRIX_WIDTH, MATRIX_WIDTH)
         matmul_seconds = _median_seconds(lambda: matrix @ matrix)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(previous_thread_count)
     return Stamp(
         commit=commit,
         clean=clean,
@@ -143,8 +143,8 @@ def _commit_and_clean(file: Path) -> tuple[str | None, bool | None]:
         return None, None
     commit = _git_output(file.parent, "rev-parse", "HEAD")
     paths = (":(top)", ":(top,exclude)docs")
-    changes = _git_output(file.parent, "status", "--porcelain", "--untracked-files=no", "--", *paths)
-    return commit, None if commit is None or changes is None else not changes
+    changed_files = _git_output(file.parent, "status", "--porcelain", "--untracked-files=no", "--", *paths)
+    return commit, None if commit is None or changed_files is None else not changed_files
 
 
 def _git_output(folder: Path, *arguments: str) -> str | None:
@@ -166,9 +166,9 @@ def _median_seconds(work: Callable[[], object]) -> float:
     """
     seconds = []
     for _ in range(TIMED_REPEATS + 1):
-        began = time.perf_counter()
+        started = time.perf_counter()
         work()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[1:])
 
 

@@ -34,14 +34,14 @@ def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
     each with a batch norm.
     """
     shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
-    inputs = 64
-    for blocks, width in zip(depths, (64, 128, 256, 512), strict=True):
-        for block in range(blocks):
-            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
+    input_channels = 64
+    for block_count, width in zip(depths, (64, 128, 256, 512), strict=True):
+        for block in range(block_count):
+            for shape in ((width, input_channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
                 shapes += [shape, (shape[0],), (shape[0],)]
             if block == 0:
-                shapes += [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
-            inputs = 4 * width
+                shapes += [(4 * width, input_channels, 1, 1), (4 * width,), (4 * width,)]
+            input_channels = 4 * width
     return [*shapes, (classes, 2048), (classes,)]
 
 
@@ -61,11 +61,11 @@ def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
     ``depths`` is the number of convolutions of each stage; stages are 64, 128, 256, 512 and 512 channels wide.
     """
     shapes: list[Shape] = []
-    inputs = 3
-    for depth, width in zip(depths, (64, 128, 256, 512, 512), strict=True):
-        for _ in range(depth):
-            shapes += [(width, inputs, 3, 3), (width,)]
-            inputs = width
+    input_channels = 3
+    for convolution_count, width in zip(depths, (64, 128, 256, 512, 512), strict=True):
+        for _ in range(convolution_count):
+            shapes += [(width, input_channels, 3, 3), (width,)]
+            input_channels = width
     for outputs, features in ((4096, 512 * 7 * 7), (4096, 4096), (classes, 4096)):
         shapes += [(outputs, features), (outputs,)]
     return shapes
@@ -96,13 +96,13 @@ def bert_large(vocabulary: int = 30_522, hidden: int = 1024, layers: int = 24, p
         layers: number of transformer layers.
         positions: maximum number of tokens of a sequence.
     """
-    norm: list[Shape] = [(hidden,), (hidden,)]
-    square: list[Shape] = [(hidden, hidden), (hidden,)]
-    shapes: list[Shape] = [(vocabulary, hidden), (positions, hidden), (2, hidden), *norm]
+    norm_shapes: list[Shape] = [(hidden,), (hidden,)]
+    square_layer_shapes: list[Shape] = [(hidden, hidden), (hidden,)]
+    shapes: list[Shape] = [(vocabulary, hidden), (positions, hidden), (2, hidden), *norm_shapes]
     for _ in range(layers):
-        shapes += [*square * 4, *norm]  # query, key, value, output
-        shapes += [(4 * hidden, hidden), (4 * hidden,), (hidden, 4 * hidden), (hidden,), *norm]
-    return [*shapes, *square]
+        shapes += [*square_layer_shapes * 4, *norm_shapes]  # query, key, value, output
+        shapes += [(4 * hidden, hidden), (4 * hidden,), (hidden, 4 * hidden), (hidden,), *norm_shapes]
+    return [*shapes, *square_layer_shapes]
 
 
 def bert_base() -> list[Shape]:

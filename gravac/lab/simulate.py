@@ -96,11 +96,11 @@ def train(
         engines.append(engine)
     parameters = dict(model.named_parameters())
     initial_rates = [group["lr"] for group in optimizer.param_groups]
-    error = energy = 0.0
+    error_sum = energy_sum = 0.0
     for step in range(first, first + steps):
-        for group, rate in zip(optimizer.param_groups, initial_rates, strict=True):
+        for group, initial_rate in zip(optimizer.param_groups, initial_rates, strict=True):
             rate_factor = min(1.0, (step - first + 1) / max(ramp, 1)) if schedule is None else schedule(step)
-            group["lr"] = rate * rate_factor
+            group["lr"] = initial_rate * rate_factor
         averaged_gradients: dict[str, torch.Tensor] = {}
         for rank, engine in enumerate(engines):
             optimizer.zero_grad(set_to_none=True)
@@ -114,8 +114,8 @@ def train(
             engine.end()
         handle.wait()
         for averager in averagers:
-            error += float(averager.measurement.error)
-            energy += float(averager.measurement.energy)
+            error_sum += float(averager.measurement.error)
+            energy_sum += float(averager.measurement.energy)
         for name, parameter in parameters.items():
             parameter.grad = averaged_gradients[name]
         if clip is not None:
@@ -123,9 +123,11 @@ def train(
         optimizer.step()
         if after is not None:
             after(step)
-    totals = [engine.state.totals for engine in engines]
-    lowest_ratio = min(wire_ratio(rank_totals.dense_wire_bytes, rank_totals.wire_bytes) for rank_totals in totals)
-    return TrainingTotals(1 - error / energy if energy else 1.0, lowest_ratio)
+    totals_of_ranks = [engine.state.totals for engine in engines]
+    lowest_ratio = min(
+        wire_ratio(rank_totals.dense_wire_bytes, rank_totals.wire_bytes) for rank_totals in totals_of_ranks
+    )
+    return TrainingTotals(1 - error_sum / energy_sum if energy_sum else 1.0, lowest_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class ScheduledController:
 
     name: ClassVar[str] = "scheduled"
     keeps_all: ClassVar[bool] = True
-    sixteen_bit: ClassVar[bool] = False
+    chooses_sixteen_bit: ClassVar[bool] = False
 
     compressor: str
     cf: float | Callable[[int], float | None] | None

@@ -94,10 +94,10 @@ def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.de
     """
     entries = yield from _agreed_entries(optimizers, device)
     _set_numbers(optimizers, entries)
-    moments = [entry for entry in entries if entry.is_moment]
+    moment_entries = [entry for entry in entries if entry.is_moment]
     for mean_dtype in (torch.float32, torch.float64):
-        moments_of_dtype = [entry for entry in moments if entry.mean_dtype is mean_dtype]
-        for chunk in _in_chunks(moments_of_dtype, mean_dtype.itemsize):
+        entries_of_dtype = [entry for entry in moment_entries if entry.mean_dtype is mean_dtype]
+        for chunk in _in_chunks(entries_of_dtype, mean_dtype.itemsize):
             yield from _average_moments(optimizers, chunk, mean_dtype, device)
     yield from _broadcast_entries(optimizers, [entry for entry in entries if not entry.is_moment], device)
 
@@ -111,21 +111,21 @@ class _StateEntry:
         key: key of the entry in the parameter's state, such as ``"exp_avg"``.
         kind: ``"moment"``, a tensor to average; ``"tensor"``, a tensor to copy from ``root``; or ``"number"``, a number
             to copy.
-        form: ``[number format, shape, device]`` of a tensor; an empty device means the parameter's device. For an
-            entry of kind ``"number"``, the number itself.
+        layout_or_number: ``[number format, shape, device]`` of a tensor; an empty device means the parameter's device.
+            For an entry of kind ``"number"``, the number itself.
         root: lowest rank that has the entry; sends the entry if ranks copy it.
     """
 
     parameter_index: int
     key: str
     kind: str
-    form: Any
+    layout_or_number: Any
     root: int
 
     def __str__(self) -> str:
         if self.kind == "number":
-            return f"the number {self.form}"
-        dtype, shape, device = self.form
+            return f"the number {self.layout_or_number}"
+        dtype, shape, device = self.layout_or_number
         action = "average" if self.is_moment else "copy"
         return f"a tensor to {action} ({dtype} of shape {tuple(shape)}{f' on {device}' if device else ''})"
 
@@ -137,7 +137,7 @@ class _StateEntry:
     @property
     def dtype(self) -> torch.dtype:
         """Number format of the tensor."""
-        dtype = getattr(torch, self.form[0])
+        dtype = getattr(torch, self.layout_or_number[0])
         assert isinstance(dtype, torch.dtype)
         return dtype
 
@@ -149,7 +149,7 @@ class _StateEntry:
     @property
     def elements(self) -> int:
         """Number of elements of the tensor."""
-        return torch.Size(self.form[1]).numel()
+        return torch.Size(self.layout_or_number[1]).numel()
 
 
 class _OptimizerStates:
@@ -160,7 +160,7 @@ class _OptimizerStates:
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._parameters = [
+        self._optimizers_and_parameters = [
             (optimizer, parameter)
             for optimizer in optimizers
             for group in optimizer.param_groups
@@ -176,7 +176,7 @@ class _OptimizerStates:
         Raises:
             SettingsError: a state is no plain dense tensor.
         """
-        return [self._description(optimizer, parameter) for optimizer, parameter in self._parameters]
+        return [self._description(optimizer, parameter) for optimizer, parameter in self._optimizers_and_parameters]
 
     def _description(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, list[Any]]:
         """Return the layout of a parameter's state as one dictionary of ``descriptions``."""
@@ -196,33 +196,33 @@ class _OptimizerStates:
 
     def tensor_of(self, entry: _StateEntry) -> torch.Tensor | None:
         """Return this rank's tensor of an entry, of any shape; ``None`` if the rank lacks the tensor."""
-        optimizer, parameter = self._parameters[entry.parameter_index]
+        optimizer, parameter = self._optimizers_and_parameters[entry.parameter_index]
         state = _state_of(optimizer, parameter).get(entry.key)
         return state.detach() if isinstance(state, torch.Tensor) else None
 
-    def overwrite(self, entry: _StateEntry, values: torch.Tensor) -> None:
+    def overwrite(self, entry: _StateEntry, new_elements: torch.Tensor) -> None:
         """Overwrite this rank's tensor of an entry; create the tensor if this rank lacks it.
 
         Args:
             entry: description of the tensor.
-            values: new elements of the tensor, flat, in row-major order, of any number format.
+            new_elements: new elements of the tensor, flat, in row-major order, of any number format.
         """
-        _, shape, device = entry.form
+        _, shape, device = entry.layout_or_number
         state = self.tensor_of(entry)
         if state is None:
-            optimizer, parameter = self._parameters[entry.parameter_index]
+            optimizer, parameter = self._optimizers_and_parameters[entry.parameter_index]
             detached = parameter.detach()
             if tuple(shape) == tuple(detached.shape):
                 state = torch.empty_like(detached, dtype=entry.dtype, device=device or None)
             else:
                 state = torch.empty(shape, dtype=entry.dtype, device=device or detached.device)
             optimizer.state[parameter][entry.key] = state
-        state.copy_(values.view(shape))
+        state.copy_(new_elements.view(shape))
 
     def set_number(self, entry: _StateEntry) -> None:
         """Set this rank's state to the number that an entry of kind ``"number"`` describes."""
-        optimizer, parameter = self._parameters[entry.parameter_index]
-        optimizer.state[parameter][entry.key] = entry.form
+        optimizer, parameter = self._optimizers_and_parameters[entry.parameter_index]
+        optimizer.state[parameter][entry.key] = entry.layout_or_number
 
 
 def _state_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
@@ -235,11 +235,11 @@ def _refuse_not_plain(optimizer: torch.optim.Optimizer, key: str, state: torch.T
     """Raise a ``SettingsError`` if an optimizer's tensor is quantized, not dense, or of a subclass such as DTensor."""
     is_plain = type(state) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if not is_plain or state.layout != torch.strided or state.is_quantized:
-        kind = type(state).__name__ if not is_plain else "quantized" if state.is_quantized else str(state.layout)
-        name = type(optimizer_of_user(optimizer)).__name__
+        kind_text = type(state).__name__ if not is_plain else "quantized" if state.is_quantized else str(state.layout)
+        optimizer_name = type(optimizer_of_user(optimizer)).__name__
         raise SettingsError(
-            f"every: ranks cannot average the state {key!r} of {name}, which is not a plain dense tensor ({kind}); "
-            "use another optimizer, or every=1"
+            f"every: ranks cannot average the state {key!r} of {optimizer_name}, which is not a plain dense tensor "
+            f"({kind_text}); use another optimizer, or every=1"
         )
 
 
@@ -253,20 +253,20 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
         ValueError: optimizers differ between ranks, or a state has different shapes, number formats or types.
     """
     texts = yield from _gather_texts(json.dumps(_OptimizerStates(optimizers).descriptions()), device)
-    ranks: list[list[dict[str, list[Any]]]] = [json.loads(text) for text in texts]
-    parameter_counts = {len(descriptions) for descriptions in ranks}
+    descriptions_of_ranks: list[list[dict[str, list[Any]]]] = [json.loads(text) for text in texts]
+    parameter_counts = {len(descriptions) for descriptions in descriptions_of_ranks}
     if len(parameter_counts) > 1:
         raise ValueError(
             f"optimizers: ranks have different numbers of parameters, {sorted(parameter_counts)}; give the optimizers "
             "the same parameters on all ranks"
         )
     entries: dict[tuple[int, str], _StateEntry] = {}
-    for rank, descriptions in enumerate(ranks):
-        for parameter_index, states in enumerate(descriptions):
-            for key, (kind, layout_or_number) in states.items():
+    for rank, descriptions in enumerate(descriptions_of_ranks):
+        for parameter_index, description in enumerate(descriptions):
+            for key, (kind, layout_or_number) in description.items():
                 entry_of_rank = _StateEntry(parameter_index, key, kind, layout_or_number, rank)
                 entry = entries.setdefault((parameter_index, key), entry_of_rank)
-                if entry.kind != kind or (kind != "number" and entry.form != layout_or_number):
+                if entry.kind != kind or (kind != "number" and entry.layout_or_number != layout_or_number):
                     raise ValueError(
                         f"optimizers: the state {key!r} of parameter {parameter_index} is {entry_of_rank} on rank "
                         f"{rank}, but {entry} on rank {entry.root}; make the same optimizers on all ranks"
@@ -277,11 +277,13 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
 def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
     """Gather a text from each rank; return the texts, by rank."""
     packed_text = zlib.compress(text.encode(), 1)
-    ((lengths,),) = yield [AllGather(torch.tensor([len(packed_text)], device=device))]
-    sizes = [int(length) for (length,) in lengths.tolist()]
-    padded_bytes = torch.frombuffer(bytearray(packed_text.ljust(max(sizes), b"\0")), dtype=torch.uint8)
+    ((length_rows,),) = yield [AllGather(torch.tensor([len(packed_text)], device=device))]
+    text_sizes = [int(length) for (length,) in length_rows.tolist()]
+    padded_bytes = torch.frombuffer(bytearray(packed_text.ljust(max(text_sizes), b"\0")), dtype=torch.uint8)
     ((rows,),) = yield [AllGather(padded_bytes.to(device))]
-    return [zlib.decompress(bytes(row[:size].tolist())).decode() for row, size in zip(rows.cpu(), sizes, strict=True)]
+    return [
+        zlib.decompress(bytes(row[:size].tolist())).decode() for row, size in zip(rows.cpu(), text_sizes, strict=True)
+    ]
 
 
 def _set_numbers(optimizers: Sequence[torch.optim.Optimizer], entries: Iterable[_StateEntry]) -> None:
@@ -325,20 +327,20 @@ def _average_moments(
     """
     states = _OptimizerStates(optimizers)
     elements = sum(entry.elements for entry in chunk)
-    flat = torch.zeros(elements + len(chunk), dtype=mean_dtype, device=device)
+    flat_moments = torch.zeros(elements + len(chunk), dtype=mean_dtype, device=device)
     offset = 0
     for position, entry in enumerate(chunk):
         if (state := states.tensor_of(entry)) is not None:
-            finite = torch.isfinite(state).all()
-            finite_values = torch.where(finite, state, torch.zeros_like(state)).reshape(-1)
-            flat[offset : offset + entry.elements].copy_(finite_values)
-            flat[elements + position] = finite
+            is_finite = torch.isfinite(state).all()
+            finite_values = torch.where(is_finite, state, torch.zeros_like(state)).reshape(-1)
+            flat_moments[offset : offset + entry.elements].copy_(finite_values)
+            flat_moments[elements + position] = is_finite
         offset += entry.elements
-    (total,) = yield [AllReduce(flat)]
-    finite_rank_counts = total[elements:].clamp(min=1)
+    (flat_sum,) = yield [AllReduce(flat_moments)]
+    finite_rank_counts = flat_sum[elements:].clamp(min=1)
     offset = 0
     for position, entry in enumerate(chunk):
-        states.overwrite(entry, total[offset : offset + entry.elements] / finite_rank_counts[position])
+        states.overwrite(entry, flat_sum[offset : offset + entry.elements] / finite_rank_counts[position])
         offset += entry.elements
 
 
@@ -350,14 +352,14 @@ def _broadcast_entries(
     Entries of kind ``"number"`` are skipped.
     """
     states = _OptimizerStates(optimizers)
-    tensors = [entry for entry in entries if entry.kind != "number"]
-    for root in sorted({entry.root for entry in tensors}):
-        for chunk in _in_chunks([entry for entry in tensors if entry.root == root], 0):
-            sizes = [entry.elements * entry.dtype.itemsize for entry in chunk]
-            packed = _pack_bytes([states.tensor_of(entry) for entry in chunk], sizes, device)
-            if packed.numel():
-                (packed,) = yield [Broadcast(packed, root)]
-            for entry, state_bytes in zip(chunk, torch.split(packed, sizes), strict=True):
+    tensor_entries = [entry for entry in entries if entry.kind != "number"]
+    for root in sorted({entry.root for entry in tensor_entries}):
+        for chunk in _in_chunks([entry for entry in tensor_entries if entry.root == root], 0):
+            byte_counts = [entry.elements * entry.dtype.itemsize for entry in chunk]
+            packed_bytes = _pack_bytes([states.tensor_of(entry) for entry in chunk], byte_counts, device)
+            if packed_bytes.numel():
+                (packed_bytes,) = yield [Broadcast(packed_bytes, root)]
+            for entry, state_bytes in zip(chunk, torch.split(packed_bytes, byte_counts), strict=True):
                 states.overwrite(entry, state_bytes.clone().view(entry.dtype))
 
 
@@ -394,12 +396,12 @@ def copy_from_first(
 
 def _broadcast(tensors: Sequence[torch.Tensor], device: torch.device) -> Returning[None]:
     """Copy rank 0's tensors to all ranks, in one broadcast."""
-    sizes = [*map(_nbytes, tensors)]
-    packed = _pack_bytes(tensors, sizes, device)
-    if not packed.numel():
+    byte_counts = [*map(_nbytes, tensors)]
+    packed_bytes = _pack_bytes(tensors, byte_counts, device)
+    if not packed_bytes.numel():
         return
-    (packed,) = yield [Broadcast(packed, 0)]
-    for tensor, tensor_bytes in zip(tensors, torch.split(packed, sizes), strict=True):
+    (packed_bytes,) = yield [Broadcast(packed_bytes, 0)]
+    for tensor, tensor_bytes in zip(tensors, torch.split(packed_bytes, byte_counts), strict=True):
         tensor.copy_(tensor_bytes.clone().view(tensor.dtype).view(tensor.shape))
 
 
@@ -408,17 +410,19 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _pack_bytes(tensors: Sequence[torch.Tensor | None], sizes: Sequence[int], device: torch.device) -> torch.Tensor:
+def _pack_bytes(
+    tensors: Sequence[torch.Tensor | None], byte_counts: Sequence[int], device: torch.device
+) -> torch.Tensor:
     """Return the bytes of all tensors one after the other: shape ``[bytes]``, uint8; zeros in place of a ``None``.
 
     Args:
         tensors: tensors of any shapes; ``None`` for a tensor that this rank lacks.
-        sizes: bytes of each tensor.
+        byte_counts: bytes of each tensor.
         device: device of the result.
     """
     flat_bytes = [
-        torch.zeros(size, dtype=torch.uint8, device=device) if tensor is None else _bytes_of(tensor).to(device)
-        for tensor, size in zip(tensors, sizes, strict=True)
+        torch.zeros(byte_count, dtype=torch.uint8, device=device) if tensor is None else _bytes_of(tensor).to(device)
+        for tensor, byte_count in zip(tensors, byte_counts, strict=True)
     ]
     return torch.cat(flat_bytes) if flat_bytes else torch.zeros(0, dtype=torch.uint8, device=device)
 
@@ -442,8 +446,8 @@ def equalize_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Retur
     """
     state = scaler.state_dict()  # empty if the scaler is disabled
     scale_numbers = [float(state.get(key, float("inf"))) for key in ("scale", "_growth_tracker")]
-    ((rows,),) = yield [AllGather(torch.tensor(scale_numbers, dtype=torch.float64, device=device))]
-    smallest_scale, growth_steps = rows.amin(0).tolist()
+    ((numbers_of_ranks,),) = yield [AllGather(torch.tensor(scale_numbers, dtype=torch.float64, device=device))]
+    smallest_scale, growth_steps = numbers_of_ranks.amin(0).tolist()
     if state:
         scaler.load_state_dict({**state, "scale": smallest_scale, "_growth_tracker": int(growth_steps)})
 
@@ -467,8 +471,8 @@ def differing_ranks(
     Raises:
         SettingsError: a state is no plain dense tensor.
     """
-    ((rows,),) = yield [AllGather(torch.tensor([checksum(tensors, optimizers)], device=device))]
-    first_checksum, *other_checksums = (rank_checksum for (rank_checksum,) in rows.tolist())
+    ((checksum_rows,),) = yield [AllGather(torch.tensor([checksum(tensors, optimizers)], device=device))]
+    first_checksum, *other_checksums = (rank_checksum for (rank_checksum,) in checksum_rows.tolist())
     return [rank for rank, rank_checksum in enumerate(other_checksums, 1) if rank_checksum != first_checksum]
 
 
@@ -497,14 +501,14 @@ def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.O
 
 def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return a weighted sum of 8-byte words, modulo 2^64, for each tensor. The host waits once for each device."""
-    sums: dict[torch.device, dict[int, torch.Tensor]] = {}
-    weights: dict[torch.device, list[torch.Tensor]] = {}
+    sums_by_device: dict[torch.device, dict[int, torch.Tensor]] = {}
+    weights_by_device: dict[torch.device, list[torch.Tensor]] = {}
     for position, tensor in enumerate(tensors):
-        device_weights = weights.setdefault(tensor.device, _checksum_weights(tensor.device))
-        sums.setdefault(tensor.device, {})[position] = _word_sum(tensor, device_weights)
+        device_weights = weights_by_device.setdefault(tensor.device, _checksum_weights(tensor.device))
+        sums_by_device.setdefault(tensor.device, {})[position] = _word_sum(tensor, device_weights)
     sum_by_position = {
         position: word_sum
-        for device_sums in sums.values()
+        for device_sums in sums_by_device.values()
         for position, word_sum in zip(device_sums, torch.stack([*device_sums.values()]).tolist(), strict=True)
     }
     return [sum_by_position[position] for position in range(len(tensors))]
@@ -533,20 +537,20 @@ def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Te
     chunk_bytes = max(1, CHUNK_BYTES // (8 * BLOCK_WORDS)) * 8 * BLOCK_WORDS
     chunk_sums = []
     for chunk in torch.split(_bytes_of(tensor), chunk_bytes):
-        integers = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
-        integers[: chunk.numel()] = chunk
-        integers_64 = integers.view(torch.int64)
-        _mix_bits(integers_64)
-        chunk_sums.append(_block_sums(integers_64, weights[0]))
-    sums = torch.cat(chunk_sums)
+        padded_bytes = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
+        padded_bytes[: chunk.numel()] = chunk
+        int64_words = padded_bytes.view(torch.int64)
+        _mix_bits(int64_words)
+        chunk_sums.append(_block_sums(int64_words, weights[0]))
+    block_sums = torch.cat(chunk_sums)
     for level_weights in weights[1:]:
-        if sums.numel() == 1:
+        if block_sums.numel() == 1:
             break
-        sums = _block_sums(sums, level_weights)
-    return sums.sum()
+        block_sums = _block_sums(block_sums, level_weights)
+    return block_sums.sum()
 
 
-def _mix_bits(integers: torch.Tensor) -> None:
+def _mix_bits(int64_words: torch.Tensor) -> None:
     """Mix the bits of each word in place; different words stay different.
 
     Without mixing, the checksum could miss two float64 numbers that changed places. Numbers with few digits, such as 0
@@ -554,17 +558,17 @@ def _mix_bits(integers: torch.Tensor) -> None:
     difference is 0 for about one pair of weights in 250.
 
     Args:
-        integers: 8-byte words of a tensor, int64, ``[words]``.
+        int64_words: the 8-byte words of a tensor, int64, flat.
     """
-    halves = integers.view(torch.int32).view(-1, 2)
+    halves = int64_words.view(torch.int32).view(-1, 2)
     halves[:, 0] ^= halves[:, 1]
-    integers *= MIXING_FACTOR
+    int64_words *= MIXING_FACTOR
     halves[:, 0] ^= halves[:, 1]
 
 
 def _block_sums(integers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of each block of ``BLOCK_WORDS`` integers, ``[blocks]``, int64, modulo 2^64."""
     blocks = max(1, -(-integers.numel() // BLOCK_WORDS))
-    padded = integers.new_zeros(blocks * BLOCK_WORDS)
-    padded[: integers.numel()] = integers
-    return (padded.view(blocks, BLOCK_WORDS) * weights).sum(1)
+    padded_integers = integers.new_zeros(blocks * BLOCK_WORDS)
+    padded_integers[: integers.numel()] = integers
+    return (padded_integers.view(blocks, BLOCK_WORDS) * weights).sum(1)

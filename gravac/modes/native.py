@@ -65,7 +65,7 @@ class NativeWatch:
         self, engine: Engine, learning_rate: Callable[[], float], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._engine, self._learning_rate, self._clock = engine, learning_rate, clock
-        self._state: NativeState = engine.state.native
+        self._stretch_state: NativeState = engine.state.native
         self._untimed_steps_left = UNTIMED_STEPS
         self._step_seconds: list[float] = []
         self._forward_began_s: float | None = None
@@ -84,14 +84,14 @@ class NativeWatch:
         self._untimed_steps_left, self._step_seconds, self._forward_began_s = UNTIMED_STEPS, [], None
         self._slow_step_check, self._times_checked, self._stretch_steps = None, 0, self._decided_stretch_steps()
         if not may_resume:
-            self._state.made, self._state.travels, self._state.uncounted = 0, False, False
-        elif self._state.travels:
+            self._stretch_state.made, self._stretch_state.travels, self._stretch_state.uncounted = 0, False, False
+        elif self._stretch_state.travels:
             self._engine.conclude()
 
     def stop(self) -> None:
         """Add the steps of the unfinished stretch to the number of training steps. Called when native mode ends."""
-        self._engine.state.trained += self._state.made
-        self._state.made = 0
+        self._engine.state.trained += self._stretch_state.made
+        self._stretch_state.made = 0
 
     def pause(self) -> None:
         """Leave the current step untimed, since the model is evaluated or saved within it."""
@@ -114,14 +114,14 @@ class NativeWatch:
             return None
         if (
             self._slow_step_check is not None
-            and self._state.made >= self._check_sent_at_step + SUM_DELAY_STEPS
+            and self._stretch_state.made >= self._check_sent_at_step + SUM_DELAY_STEPS
             and self._read_slow_step_check()
         ):
             self._end_stretch(after_slow_step=True)
             return self._wait_for_decision()  # all ranks block here, so none blocks on a rank that still computes
-        if self._state.travels:
-            return self._wait_for_decision() if self._state.made >= SUM_DELAY_STEPS else None
-        if self._state.made >= self._stretch_steps and self._slow_step_check is None:
+        if self._stretch_state.travels:
+            return self._wait_for_decision() if self._stretch_state.made >= SUM_DELAY_STEPS else None
+        if self._stretch_state.made >= self._stretch_steps and self._slow_step_check is None:
             self._end_stretch()
         elif self._slow_step_check_is_due():
             self._send_slow_step_check()
@@ -129,7 +129,7 @@ class NativeWatch:
 
     def count_saved_step(self) -> None:
         """Count the last step made before the run was saved; called if the saved number of steps lacks that step."""
-        self._state.made += 1
+        self._stretch_state.made += 1
 
     def prepare_to_save(self) -> None:
         """Wait for the slow-step check in flight, which a saved state does not contain. Called on every rank.
@@ -145,7 +145,7 @@ class NativeWatch:
         Args:
             now_s: reading of the clock at which the step ended, in seconds.
         """
-        self._state.made += 1
+        self._stretch_state.made += 1
         if self._untimed_steps_left:
             self._untimed_steps_left -= 1
         elif self._forward_began_s is not None:
@@ -158,24 +158,24 @@ class NativeWatch:
         """
         if (
             self._slow_step_check is not None
-            or not self._state.made
-            or self._state.made + SUM_DELAY_STEPS >= self._stretch_steps
+            or not self._stretch_state.made
+            or self._stretch_state.made + SUM_DELAY_STEPS >= self._stretch_steps
         ):
             return False
-        agreed_step_s = self._engine.deciding.seconds
-        return agreed_step_s > 0 and self._state.made % max(1, round(CHECK_INTERVAL_S / agreed_step_s)) == 0
+        agreed_step_s = self._engine.deciding.agreed_step_s
+        return agreed_step_s > 0 and self._stretch_state.made % max(1, round(CHECK_INTERVAL_S / agreed_step_s)) == 0
 
     def _send_slow_step_check(self) -> None:
         """Begin a sum over the ranks: the number of ranks on which a step since the last check was slow.
 
         A step is slow if the step's time exceeds ``SLOW_STEP_RATIO`` times the agreed time.
         """
-        agreed_step_s = self._engine.deciding.seconds
+        agreed_step_s = self._engine.deciding.agreed_step_s
         step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_step_s
         self._times_checked = len(self._step_seconds)
         self._slow_step_check = self._engine.sum_over_ranks("the check for slow native steps", [float(step_is_slow)])
         self._slow_step_check.receive()  # at once: the executor has nothing else to do in native steps
-        self._check_sent_at_step = self._state.made
+        self._check_sent_at_step = self._stretch_state.made
 
     def _read_slow_step_check(self) -> bool:
         """Wait for the sum that ``_send_slow_step_check`` began; return whether a step was slow on any rank.
@@ -195,26 +195,26 @@ class NativeWatch:
                 rank's last two steps were slow, the rank then sends the last step's time in place of the median. A
                 single slow step may be a pause of one rank, which delays one step of every rank.
         """
-        step_s = median_of(self._step_seconds)
+        sent_step_s = median_of(self._step_seconds)
         if (
             after_slow_step
-            and min(self._step_seconds[-2:], default=0.0) > SLOW_STEP_RATIO * self._engine.deciding.seconds
+            and min(self._step_seconds[-2:], default=0.0) > SLOW_STEP_RATIO * self._engine.deciding.agreed_step_s
         ):
-            step_s = self._step_seconds[-1]
+            sent_step_s = self._step_seconds[-1]
 
         def add_step_time(measurement: LocalMeasurement) -> None:
-            measurement.native_step_s = step_s
+            measurement.native_step_s = sent_step_s
 
-        inputs = StepInputs(learning_rate=self._learning_rate(), mode="native", steps=self._state.made)
+        inputs = StepInputs(learning_rate=self._learning_rate(), mode="native", steps=self._stretch_state.made)
         self._engine.begin(inputs)
         self._engine.end(add_step_time)
         self._engine.conclude()
-        self._state.made, self._state.travels, self._step_seconds, self._times_checked = 0, True, [], 0
+        self._stretch_state.made, self._stretch_state.travels, self._step_seconds, self._times_checked = 0, True, [], 0
 
     def _wait_for_decision(self) -> Candidate:
         """Wait until the ranks' step times are averaged and the controller has decided; return the chosen candidate."""
         candidate = self._engine.concluded().result()
-        self._state.travels = False
+        self._stretch_state.travels = False
         self._forward_began_s = self._clock()  # without the time of the decision, which would make the step seem slow
         self._stretch_steps = self._decided_stretch_steps()
         return candidate

@@ -21,19 +21,19 @@ class Probe:
     """
 
     def __init__(self, loss: ProbeLoss, module: torch.nn.Module) -> None:
-        self._loss, self._module = loss, module
+        self._loss_function, self._module = loss, module
 
     def read(self) -> "torch.Tensor | float":
         """Call the user's function, and return the loss that it returns: a number, or a tensor of one element."""
-        tensors = [*self._module.parameters(), *self._module.buffers()]
-        gpu_indices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+        model_tensors = [*self._module.parameters(), *self._module.buffers()]
+        gpu_indices = {tensor.device.index for tensor in model_tensors if tensor.device.type == "cuda"}
         buffer_copies = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
         training_flags = [(module, module.training) for module in self._module.modules()]
         with torch.no_grad(), torch.random.fork_rng([index for index in gpu_indices if index is not None]):
             try:
-                return self._loss()
+                return self._loss_function()
             finally:
                 for buffer, buffer_copy in buffer_copies:
                     buffer.copy_(buffer_copy)
-                for module, training in training_flags:
-                    module.training = training
+                for module, was_training in training_flags:
+                    module.training = was_training

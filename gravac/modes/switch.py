@@ -163,13 +163,13 @@ class Switch:
         self._local_model = source.local_model(optimizers)
         self._native_watch = NativeWatch(engine, self._learning_rate)
         self._probe = None if probe is None else Probe(probe, innermost(source.inner_module))
-        self._probed_candidate: Future[Candidate] | None = (
-            None  # newest decision in hook mode for which ``_read_probe`` was called
+        self._last_probed_candidate: Future[Candidate] | None = (
+            None  # newest decision in hook mode for which ``_compute_probe_loss`` was called
         )
         self._native_cf = 1.0
         self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
         # whether a synced step's forward, and its backward, have begun since the last outer step was counted
-        self._synced_forward = self._synced_backward = False
+        self._synced_forward_began = self._synced_backward_began = False
         self._optimizers_in_step: set[int] = set()  # ids of the optimizers in the middle of their step
         self._stepped_optimizers: set[int] = set()
         self._residuals_to_add: dict[str, torch.Tensor] = {}
@@ -263,7 +263,7 @@ class Switch:
             return
         candidate = self._native_watch.forward_starts(has_step_to_count)
         if candidate is not None:
-            self._read_probe()
+            self._compute_probe_loss()
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
 
@@ -275,18 +275,18 @@ class Switch:
         Raises:
             SettingsError: the run's settings do not fit a pipeline.
         """
-        has_averaged, native = self._source.has_averaged(), self._engine.state.native
+        has_averaged, native_state = self._source.has_averaged(), self._engine.state.native
         self._runs_schedules |= has_averaged
         if not self._runs_schedules:
             return False
         if self.reason_against_pipelines:
             raise SettingsError(self.reason_against_pipelines)
-        if has_averaged and native.uncounted:
+        if has_averaged and native_state.uncounted:
             self._native_watch.count_saved_step()
-        has_step_to_count, native.uncounted = has_averaged or native.uncounted, False
+        has_step_to_count, native_state.uncounted = has_averaged or native_state.uncounted, False
         return has_step_to_count
 
-    def _read_probe(self) -> None:
+    def _compute_probe_loss(self) -> None:
         """Compute the loss on fixed batches, if the newest decision requests it."""
         if self._probe is None or not self._engine.probe_follows:
             return
@@ -298,8 +298,8 @@ class Switch:
 
         Also true for the last step before the run was saved, if the saved number of steps lacks that step.
         """
-        native = self._engine.state.native
-        has_step_to_count, native.uncounted = self._source.has_averaged() or native.uncounted, False
+        native_state = self._engine.state.native
+        has_step_to_count, native_state.uncounted = self._source.has_averaged() or native_state.uncounted, False
         return has_step_to_count
 
     def prepare_to_save(self) -> None:
@@ -312,12 +312,12 @@ class Switch:
 
     def _hook_step_starts(self) -> None:
         """Begin a forward in hook mode; change the mode if the controller decided so when the last step began."""
-        decision = None if self._source.in_join else self._source.decided_candidate
-        if decision is not None and decision.done() and decision.exception() is None:
-            candidate = decision.result()
-            if decision is not self._probed_candidate:
-                self._probed_candidate = decision
-                self._read_probe()
+        candidate_future = None if self._source.in_join else self._source.decided_candidate
+        if candidate_future is not None and candidate_future.done() and candidate_future.exception() is None:
+            candidate = candidate_future.result()
+            if candidate_future is not self._last_probed_candidate:
+                self._last_probed_candidate = candidate_future
+                self._compute_probe_loss()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
                 self._change_to(candidate)
                 return
@@ -327,15 +327,15 @@ class Switch:
         """Begin a forward in outer mode: count the last step, and end outer steps if the controller decided so."""
         assert self.outer is not None
         self.outer.restore_local()
-        between_steps = not (self._synced_backward or self._synced_forward)
-        if self._synced_backward and not self._optimizers_in_step:
+        between_steps = not (self._synced_backward_began or self._synced_forward_began)
+        if self._synced_backward_began and not self._optimizers_in_step:
             self._count_outer_step()
             between_steps = True
         if between_steps and self.outer.is_closing:
             self._change_to(self._engine.settled_candidate)
             if self.mode != "outer":
                 return
-        self._synced_forward = self._synced_forward or self._source.will_exchange
+        self._synced_forward_began = self._synced_forward_began or self._source.will_exchange
         self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
@@ -347,14 +347,14 @@ class Switch:
         if self.mode != "outer":
             return
         self._source.restore_exchange()
-        if self._synced_forward and torch.is_grad_enabled():
+        if self._synced_forward_began and torch.is_grad_enabled():
             outputs: Iterator[Any] = tensors_in(output)
             for tensor in outputs:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
 
     def _backward_began(self, gradient: torch.Tensor) -> None:
-        self._synced_backward = True
+        self._synced_backward_began = True
 
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Add residuals of earlier hook steps to this rank's gradients, in the first outer step after hook steps.
@@ -385,14 +385,14 @@ class Switch:
         if self.mode != "outer":
             return
         self._stepped_optimizers.add(id(optimizer))
-        synced = self._synced_backward or self._synced_forward
-        if synced and len(self._stepped_optimizers) == len(self._optimizers) and not self._optimizers_in_step:
+        step_is_synced = self._synced_backward_began or self._synced_forward_began
+        if step_is_synced and len(self._stepped_optimizers) == len(self._optimizers) and not self._optimizers_in_step:
             self._count_outer_step()
 
     def _count_outer_step(self) -> None:
         """Count a training step of this rank in outer mode, and start an exchange if one is due."""
         assert self.outer is not None
-        self._synced_forward = self._synced_backward = False
+        self._synced_forward_began = self._synced_backward_began = False
         self._stepped_optimizers.clear()
         self._residuals_to_add.clear()
         self.outer.step()
@@ -448,7 +448,7 @@ class Switch:
     def _set_mode(self, mode: Mode) -> None:
         """Set the mode of the present step, and reset the counters and flags of the previous mode."""
         self.mode = mode
-        self._synced_forward = self._synced_backward = False
+        self._synced_forward_began = self._synced_backward_began = False
         self._stepped_optimizers.clear()
         self._source.decided_candidate = None
 
@@ -475,17 +475,19 @@ class Switch:
         Called on every rank, since buffers that ranks average are copied from rank 0.
         """
         policy, module = self._policy, self._local_model.module
-        local_names = ignored_buffers(module) if self._source.shares_buffers else tuple(dict(module.named_buffers()))
-        buffers = {
+        local_buffer_names = (
+            ignored_buffers(module) if self._source.shares_buffers else tuple(dict(module.named_buffers()))
+        )
+        averaged_buffers = {
             name: buffer
             for name, buffer in module.named_buffers()
-            if torch.is_floating_point(buffer) and name not in local_names
+            if torch.is_floating_point(buffer) and name not in local_buffer_names
         }
         settings = policy.outer
-        if local_names:
-            settings = settings(local_buffers=tuple({*settings.local_buffers, *local_names}))
-        if buffers:  # copied from rank 0, as DDP would do in its next forward
-            job = equalizing.copy_from_first(list(buffers.values()), (), self._engine.device)
+        if local_buffer_names:
+            settings = settings(local_buffers=tuple({*settings.local_buffers, *local_buffer_names}))
+        if averaged_buffers:  # copied from rank 0, as DDP would do in its next forward
+            job = equalizing.copy_from_first(list(averaged_buffers.values()), (), self._engine.device)
             self._engine.run_between_steps("copying buffers from rank 0 before outer steps", job).result()
         return OuterSteps(self._engine, self._local_model, settings, policy.every, policy.seed)
 
@@ -520,10 +522,10 @@ class Switch:
         if self.outer is None:
             return
         self.outer.close_rounds()
-        tensors = self.outer.equal_tensors
+        equal_tensors = self.outer.equal_tensors
         self.outer = self._engine.state.outer = None
         optimizers = self._local_model.optimizers
-        job = equalizing.equalize_ranks(tensors, optimizers, self._scaler, self._engine.device)
+        job = equalizing.equalize_ranks(equal_tensors, optimizers, self._scaler, self._engine.device)
         differing_ranks = self._engine.run_between_steps("making ranks equal after outer steps", job).result()
         if differing_ranks:
             warnings.warn(
@@ -541,7 +543,7 @@ class Switch:
         """
         if not self._residuals_to_add or self.outer is None:
             return
-        names = {
+        name_by_id = {
             id(parameter): name
             for fragment in self.outer.state.fragments
             for name, parameter in fragment.parameters.items()
@@ -549,16 +551,16 @@ class Switch:
         local_optimizer = self._local_model.optimizers[self._optimizers.index(optimizer)]
         for group in local_optimizer.param_groups:
             for parameter in group["params"]:
-                residual = self._residuals_to_add.pop(names.get(id(parameter), ""), None)
+                residual = self._residuals_to_add.pop(name_by_id.get(id(parameter), ""), None)
                 gradient = None if residual is None else self._local_model.gradient(parameter)
                 if residual is not None and gradient is not None:
-                    flat = gradient.as_strided((gradient.numel(),), (1,))
-                    flat.add_(residual[: flat.numel()].to(flat))
+                    flat_gradient = gradient.as_strided((gradient.numel(),), (1,))
+                    flat_gradient.add_(residual[: flat_gradient.numel()].to(flat_gradient))
 
     def _learning_rate(self) -> float:
         """Return the highest learning rate of all optimizers; nan if none is known."""
-        rates = [rate for optimizer in self._optimizers if (rate := learning_rate(optimizer)) == rate]
-        return max(rates, default=float("nan"))
+        learning_rates = [rate for optimizer in self._optimizers if (rate := learning_rate(optimizer)) == rate]
+        return max(learning_rates, default=float("nan"))
 
     # saving and loading
 

@@ -127,64 +127,68 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         raise SettingsError(
             "trace: no step is recorded, so there is nothing to replay; give a trace of a run with steps"
         )
-    for record, following in pairwise(trace.steps):
-        if record.step + record.steps != following.step:
+    for record, following_record in pairwise(trace.steps):
+        if record.step + record.steps != following_record.step:
             raise SettingsError(
-                f"trace: the record after step {record.step + record.steps - 1} is of step {following.step}; give a "
-                "gravac.jsonl that has every step once"
+                f"trace: the record after step {record.step + record.steps - 1} is of step {following_record.step}; "
+                "give a gravac.jsonl that has every step once"
             )
     steps_per_epoch = trace.number("steps_per_epoch")
-    epoch_steps = None if steps_per_epoch is None else int(steps_per_epoch)
-    policy = RunSettings(steps_per_epoch=epoch_steps, policy=policy).policy
+    whole_steps_per_epoch = None if steps_per_epoch is None else int(steps_per_epoch)
+    policy = RunSettings(steps_per_epoch=whole_steps_per_epoch, policy=policy).policy
     notes = _notes_on_settings(trace, policy)
     forecasts, missing_notes = _allowed_forecasts(trace.run, policy)
     allowed_forecasts = {number: _allowed_forecasts(record, policy)[0] for number, record in trace.admitted_forecasts}
     controller = adapt_to_latency(policy.controller, trace.latency)
-    state, first = controller.start(forecasts)
-    decisions, effective_count = [first], 0  # decisions[n] follows from the first n measurements
-    replayed, mode_change = list[tuple[int, DecisionRecord]](), _ModeChange()
+    state, first_decision = controller.start(forecasts)
+    decisions, effective_count = [first_decision], 0  # decisions[n] follows from the first n measurements
+    indexed_decisions, mode_change = list[tuple[int, DecisionRecord]](), _ModeChange()
     parting: Parting | None = None
     previous_candidate: Candidate | None = None
-    for index, (record, executed) in enumerate(zip(trace.steps, trace.choices(), strict=True)):
+    for index, (record, decided_candidate) in enumerate(zip(trace.steps, trace.decided_candidates(), strict=True)):
         effective_count = max(effective_count, index + 1 - trace.latency)
-        in_force = decisions[effective_count]
-        _check_measurements_recorded(controller, in_force)
-        parting = mode_change.compare_step(index, record, executed, in_force, previous_candidate)
+        decision_in_force = decisions[effective_count]
+        _check_measurements_recorded(controller, decision_in_force)
+        parting = mode_change.compare_step(index, record, decided_candidate, decision_in_force, previous_candidate)
         if parting is not None:
             break
-        previous_candidate = replace(executed, every=record.every)
+        previous_candidate = replace(decided_candidate, every=record.every)
         measurement = _measurement_of(trace, index, previous_candidate)
         state, decision = controller.observe(state, measurement)
         has_changed = decision.runs != decisions[-1].runs
         if has_changed or decision.summary is not None:
-            newest_gain, step = gain(measurement.error, measurement.energy), holds_from(measurement, trace.latency)
-            with_reason = with_cost(decision, forecasts, controller) if has_changed else decision
-            replayed.append((index, decision_record(step, with_reason, has_changed, newest_gain, steps_per_epoch)))
+            gain_of_step, step = gain(measurement.error, measurement.energy), holds_from(measurement, trace.latency)
+            decision_with_cost = with_cost(decision, forecasts, controller) if has_changed else decision
+            indexed_decisions.append(
+                (index, decision_record(step, decision_with_cost, has_changed, gain_of_step, steps_per_epoch))
+            )
         if index + 1 in allowed_forecasts:
             forecasts = allowed_forecasts[index + 1]
             state, decision = controller.restore(controller.dump(state), forecasts)
         decisions.append(decision)
         if record.mode == "native":
             effective_count = index + 1
-    measurement_count = len(trace.steps) if parting is None else mode_change.began
-    end_step = math.inf if parting is None else _decisions_end(trace, measurement_count)
+    measurement_count = len(trace.steps) if parting is None else mode_change.began_index
+    end_step = math.inf if parting is None else _end_step_of_decisions(trace, measurement_count)
     recorded = tuple(decision for decision in trace.decisions if decision.step < end_step)
-    comparable_decisions = tuple(decision for index, decision in replayed if index < measurement_count)
-    return Replay(trace, first.candidate, parting, forecasts, recorded, comparable_decisions, (*notes, *missing_notes))
+    comparable_decisions = tuple(decision for index, decision in indexed_decisions if index < measurement_count)
+    return Replay(
+        trace, first_decision.candidate, parting, forecasts, recorded, comparable_decisions, (*notes, *missing_notes)
+    )
 
 
-def _decisions_end(trace: Trace, count: int) -> int:
-    """Return a training step: decisions that take effect before it follow from the first ``count`` measurements.
+def _end_step_of_decisions(trace: Trace, measurement_count: int) -> int:
+    """Return a training step: decisions that take effect before it need only ``measurement_count`` measurements.
 
     Decisions that take effect at this step or later need further measurements.
 
     Args:
         trace: the recorded run.
-        count: number of measurements, from the first on; each is a step record of the trace.
+        measurement_count: number of measurements, from the first on; each is a step record of the trace.
     """
-    if count == 0:
+    if measurement_count == 0:
         return trace.steps[0].step
-    newest_record = trace.steps[count - 1]
+    newest_record = trace.steps[measurement_count - 1]
     return newest_record.step + (1 if newest_record.mode == "native" else trace.latency) * newest_record.steps + 1
 
 
@@ -199,15 +203,20 @@ class _ModeChange:
     """Compares a policy with the run step by step, and tolerates the few steps that ranks need to change the mode.
 
     Attributes:
-        began: index of the first step record in which run and policy differ in mode; if their modes agree, index of the
-            record compared last.
+        began_index: index of the first step record in which run and policy differ in mode; if their modes agree, index
+            of the record compared last.
     """
 
-    began: int = 0
+    began_index: int = 0
     _mode_parting: Parting | None = None
 
     def compare_step(
-        self, index: int, record: StepRecord, executed: Candidate, in_force: Decision, previous: Candidate | None
+        self,
+        index: int,
+        record: StepRecord,
+        decided_candidate: Candidate,
+        decision_in_force: Decision,
+        previous_candidate: Candidate | None,
     ) -> Parting | None:
         """Return how run and policy differ in a step; ``None`` if they agree, or if ranks may still be changing modes.
 
@@ -216,19 +225,22 @@ class _ModeChange:
         Args:
             index: index of the step's record in the trace, counted from 0.
             record: the trace's record of the step.
-            executed: candidate that the run's controller had decided for the step.
-            in_force: the policy's decision for the step.
-            previous: candidate of the previous step; ``None`` in the first step.
+            decided_candidate: candidate that the run's controller had decided for the step.
+            decision_in_force: the policy's decision for the step.
+            previous_candidate: candidate of the previous step; ``None`` in the first step.
         """
-        if in_force.candidate.mode == record.mode:
-            self._mode_parting, self.began = None, index
-            return _find_parting(record, executed, in_force)
-        same_mode = previous is not None and previous.mode == record.mode
-        same_candidate = previous is not None and replace(executed, every=previous.every) == previous
+        if decision_in_force.candidate.mode == record.mode:
+            self._mode_parting, self.began_index = None, index
+            return _parting_in_step(record, decided_candidate, decision_in_force)
+        same_mode = previous_candidate is not None and previous_candidate.mode == record.mode
+        same_candidate = (
+            previous_candidate is not None
+            and replace(decided_candidate, every=previous_candidate.every) == previous_candidate
+        )
         if self._mode_parting is None:
-            self._mode_parting, self.began = _find_parting(record, executed, in_force), index
-        is_early = index - self.began < LONGEST_MODE_CHANGE
-        if same_mode and (same_candidate or executed.dense) and not record.shadow and is_early:
+            self._mode_parting, self.began_index = _parting_in_step(record, decided_candidate, decision_in_force), index
+        is_early = index - self.began_index < LONGEST_MODE_CHANGE
+        if same_mode and (same_candidate or decided_candidate.dense) and not record.shadow and is_early:
             return None
         return self._mode_parting
 
@@ -254,25 +266,27 @@ def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tupl
             "trace: the run's first candidate is not dense, but controllers need dense as first candidate; give "
             "a gravac.jsonl that was not changed"
         )
-    first = candidates[0]
-    intervals = [candidate.every for candidate in candidates]
-    check_chooses_every(controller, min(intervals), max(intervals))
+    first_candidate = candidates[0]
+    every_values = [candidate.every for candidate in candidates]
+    check_chooses_every(controller, min(every_values), max(every_values))
     proposed_cfs = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
-    dense_cfs = {first.cf, *(dense_format.cf for dense_format in policy.dense_formats)}
+    dense_cfs = {first_candidate.cf, *(dense_format.cf for dense_format in policy.dense_formats)}
     allowed_candidates = [
         candidate for candidate in candidates[1:] if candidate.cf in (dense_cfs if candidate.dense else proposed_cfs)
     ]
     dropped_candidates = () if controller.keeps_all else (dropped.forecast.candidate for dropped in run.dropped)
     known_cfs = {candidate.cf for candidate in (*candidates, *dropped_candidates) if not candidate.dense}
-    unknown_cfs = {*proposed_cfs} - {1.0, first.cf} - known_cfs
-    names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown_cfs))
+    unknown_cfs = {*proposed_cfs} - {1.0, first_candidate.cf} - known_cfs
+    names_text = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown_cfs))
     if unknown_cfs and controller.keeps_all:
         raise SettingsError(
-            f"controller: {controller.name} would run {names}, but the recorded run had no such candidate, so the "
+            f"controller: {controller.name} would run {names_text}, but the recorded run had no such candidate, so the "
             "trace has no measurement of it; give a policy that chooses from the recorded run's candidates"
         )
-    note = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
-    selected_forecasts = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed_candidates))
+    note = f"the policy could also choose {names_text}, which the run did not have, and might then decide otherwise"
+    selected_forecasts = tuple(
+        forecast for forecast in forecasts if forecast.candidate in (first_candidate, *allowed_candidates)
+    )
     return selected_forecasts, [note] if unknown_cfs else []
 
 
@@ -287,18 +301,18 @@ def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
     )
 
 
-def _find_parting(record: StepRecord, executed: Candidate, in_force: Decision) -> Parting | None:
+def _parting_in_step(record: StepRecord, decided_candidate: Candidate, decision_in_force: Decision) -> Parting | None:
     """Return how a recorded step and the policy's decision for that step differ; ``None`` if they agree.
 
     Args:
         record: the trace's record of the step.
-        executed: candidate that the run's controller had decided for the step.
-        in_force: the policy's decision for the step.
+        decided_candidate: candidate that the run's controller had decided for the step.
+        decision_in_force: the policy's decision for the step.
     """
-    evaluated = tuple(cf for cf, _ in record.shadow)
-    if executed == in_force.candidate and evaluated == in_force.shadow:
+    evaluated_cfs = tuple(cf for cf, _ in record.shadow)
+    if decided_candidate == decision_in_force.candidate and evaluated_cfs == decision_in_force.shadow:
         return None
-    return Parting(record.step, executed, in_force.candidate, evaluated, in_force.shadow)
+    return Parting(record.step, decided_candidate, decision_in_force.candidate, evaluated_cfs, decision_in_force.shadow)
 
 
 def _measurement_of(trace: Trace, index: int, candidate: Candidate) -> Measurement:
@@ -312,7 +326,7 @@ def _measurement_of(trace: Trace, index: int, candidate: Candidate) -> Measureme
         candidate: candidate that ran.
     """
     record = trace.steps[index]
-    samples = trace.number("samples_per_step") or float(trace.run.world_size)
+    samples_per_step = trace.number("samples_per_step") or float(trace.run.world_size)
     has_throughput = math.isfinite(record.t_system) and record.t_system > 0
     energy = math.nan if record.energy is None else record.energy
     return Measurement(
@@ -320,8 +334,8 @@ def _measurement_of(trace: Trace, index: int, candidate: Candidate) -> Measureme
         first=record.step,
         steps=record.steps,
         candidate=candidate,
-        seconds=samples / record.t_system if has_throughput else record.seconds,
-        samples=samples,
+        seconds=samples_per_step / record.t_system if has_throughput else record.seconds,
+        samples=samples_per_step,
         error=math.nan if record.gain is None else energy * (1 - record.gain),
         energy=energy,
         shadow=tuple((cf, energy * (1 - shadow_gain)) for cf, shadow_gain in record.shadow),
@@ -351,8 +365,8 @@ def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
     Raises:
         SettingsError: the policy has another base compressor.
     """
-    recorded = trace.run.settings
-    recorded_base = recorded.get("base", policy.base.name)
+    recorded_settings = trace.run.settings
+    recorded_base = recorded_settings.get("base", policy.base.name)
     if policy.base.name not in (recorded_base, DENSE):
         raise SettingsError(
             f"base: the policy has {policy.base.name}, but the trace was recorded with {recorded_base} and has no "
@@ -361,10 +375,10 @@ def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
     notes = []
     for name, setting in policy.as_dict().items():
         affects_gain = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
-        if affects_gain and name in recorded and str(recorded[name]) != str(setting):
+        if affects_gain and name in recorded_settings and str(recorded_settings[name]) != str(setting):
             notes.append(
-                f"{name}: recorded with {recorded[name]}, but the policy has {setting}; the replay uses the gains "
-                "of the recorded run"
+                f"{name}: recorded with {recorded_settings[name]}, but the policy has {setting}; the replay uses the "
+                "gains of the recorded run"
             )
     if trace.steps[0].step:
         notes.append(

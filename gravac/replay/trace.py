@@ -56,22 +56,22 @@ class Trace:
             forecasts += record.forecasts
         return tuple({forecast.candidate: forecast for forecast in forecasts}.values())
 
-    def choices(self) -> list[Candidate]:
+    def decided_candidates(self) -> list[Candidate]:
         """Return the candidate that the controller had decided for each recorded step.
 
         A recorded round (outer steps up to an exchange) may have more or fewer steps than the controller decided. So
         ``every`` of its candidate is the decided number of steps. Before the first decision, ``every`` is the number of
         steps of the second round, since the first round also contains steps that were made to measure compute time.
         """
-        choices: list[Candidate] = []
+        decided_candidates: list[Candidate] = []
         forecasts, decided_every, decision_index = self.forecasts, self.steps[:2][-1].every, 0
         for record in self.steps:
             while decision_index < len(self.decisions) and self.decisions[decision_index].step <= record.step:
                 decision, decision_index = self.decisions[decision_index], decision_index + 1
                 decided_every = decision.every if decision.mode == "outer" else record.every
-            as_decided = replace(record, every=decided_every) if record.mode == "outer" else record
-            choices.append(forecast_of(as_decided, forecasts).candidate)
-        return choices
+            decided_record = replace(record, every=decided_every) if record.mode == "outer" else record
+            decided_candidates.append(forecast_of(decided_record, forecasts).candidate)
+        return decided_candidates
 
     def number(self, setting: str) -> float | None:
         """Return a setting of the run if it is a number; ``None`` if it is missing, or text such as ``"auto"``."""
@@ -139,19 +139,19 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
         raise SettingsError(f"trace: cannot read {str(path)!r} ({error.strerror}); give a gravac.jsonl") from None
     except ValueError as error:
         raise SettingsError(f"trace: {error}") from None
-    runs: list[_PartialTrace] = []
+    partial_traces: list[_PartialTrace] = []
     for record in records:
         if isinstance(record, RunRecord):
-            runs.append(_PartialTrace(record))
-        elif not runs:
+            partial_traces.append(_PartialTrace(record))
+        elif not partial_traces:
             raise SettingsError(f"trace: {path} does not begin with a run record; give a whole gravac.jsonl")
         elif isinstance(record, ForecastsRecord):
-            runs[-1].admitted_forecasts.append((len(runs[-1].steps), record))
+            partial_traces[-1].admitted_forecasts.append((len(partial_traces[-1].steps), record))
         elif isinstance(record, StepRecord):
-            runs[-1].steps.append(record)
+            partial_traces[-1].steps.append(record)
         elif isinstance(record, DecisionRecord):
-            runs[-1].add_decision(record)
-    runs_with_steps = [run for run in runs if run.steps]
+            partial_traces[-1].add_decision(record)
+    runs_with_steps = [run for run in partial_traces if run.steps]
     if not runs_with_steps:
         raise SettingsError(
             f"trace: {path} has no step records, so there is nothing to replay; record with log_dir, two steps or more"
@@ -171,52 +171,52 @@ Range = tuple[Callable[[Any], bool], str]
 
 NOT_NEGATIVE: Range = (lambda number: number >= 0, "0 or more")
 AT_LEAST_1: Range = (lambda number: number >= 1, "1 or more")
-COMPRESSION_FACTOR: Range = (lambda number: 1e-9 <= number <= 1e9, "a compression factor, 1e-9 to 1e9")
+VALID_CF: Range = (lambda number: 1e-9 <= number <= 1e9, "a compression factor, 1e-9 to 1e9")
 ABOVE_0: Range = (lambda number: 0 < number < math.inf, "a finite number above 0")
-SECONDS: Range = (lambda number: number is None or 0 <= number < math.inf, "seconds, 0 or more")
-FRACTION: Range = (lambda number: number is None or 0 <= number <= 1, "a fraction, 0 to 1")
+SECONDS_OR_NONE: Range = (lambda number: number is None or 0 <= number < math.inf, "seconds, 0 or more")
+FRACTION_OR_NONE: Range = (lambda number: number is None or 0 <= number <= 1, "a fraction, 0 to 1")
 
-CANDIDATE_RANGES: Mapping[str, Range] = {"cf": COMPRESSION_FACTOR, "every": AT_LEAST_1, "delay": NOT_NEGATIVE}
+CANDIDATE_RANGES: Mapping[str, Range] = {"cf": VALID_CF, "every": AT_LEAST_1, "delay": NOT_NEGATIVE}
 FORECAST_RANGES: Mapping[str, Range] = {
     "wire_ratio": ABOVE_0,
     "efficiency": (lambda number: 0 <= number < math.inf, "a finite number, 0 or more"),
-    "coding_s": SECONDS,
-    "exchange_s": SECONDS,
-    "step_s": SECONDS,
-    "compute_s": SECONDS,
-    "behind": FRACTION,
+    "coding_s": SECONDS_OR_NONE,
+    "exchange_s": SECONDS_OR_NONE,
+    "step_s": SECONDS_OR_NONE,
+    "compute_s": SECONDS_OR_NONE,
+    "behind": FRACTION_OR_NONE,
     "deviation": (lambda number: 0 <= number < math.inf, "a finite number, 0 or more"),
-    "leaving_s": SECONDS,
+    "leaving_s": SECONDS_OR_NONE,
     "by_gain": (lambda points: all(low[0] < high[0] for low, high in pairwise(points)), "points with ascending gains"),
 }
 STEP_RANGES: Mapping[str, Range] = {
     "step": NOT_NEGATIVE,
     "steps": AT_LEAST_1,
-    "cf": COMPRESSION_FACTOR,
+    "cf": VALID_CF,
     "every": AT_LEAST_1,
     "delay": NOT_NEGATIVE,
     "seconds": (lambda number: not (number < 0 or number > 1e12), "seconds, 0 to 1e12"),
     "t_system": (lambda number: not (number < 0 or number > 1e18), "samples per second, 0 to 1e18"),
     "energy": (lambda number: number is None or not number < 0, "0 or more"),
     "shadow": (
-        lambda pairs: all(COMPRESSION_FACTOR[0](cf) for cf, _ in pairs),
+        lambda pairs: all(VALID_CF[0](cf) for cf, _ in pairs),
         "pairs of a compression factor, 1e-9 to 1e9, and its gain",
     ),
 }
 DECISION_RANGES: Mapping[str, Range] = {
     "step": NOT_NEGATIVE,
-    "cf": COMPRESSION_FACTOR,
+    "cf": VALID_CF,
     "every": AT_LEAST_1,
     "delay": NOT_NEGATIVE,
 }
 SETTINGS_RANGES: Mapping[str, Range] = {
     "samples_per_step": (
         lambda number: isinstance(number, str) or 1e-6 <= number <= 1e18,
-        "a number of samples from 1e-6 to 1e18, or a word",
+        "from 1e-6 to 1e18 samples, or text",
     ),
     "steps_per_epoch": (
         lambda number: isinstance(number, str) or 1 <= number <= 1e18,
-        "a number of steps from 1 to 1e18, or a word",
+        "from 1 to 1e18 steps, or text",
     ),
 }
 
@@ -238,10 +238,10 @@ def check_record(record: Record) -> None:
         _check_ranges(record, DECISION_RANGES, "")
     elif isinstance(record, RunRecord):
         _check_ranges(record, {"world_size": AT_LEAST_1}, "")
-        for name, (is_in_range, description) in SETTINGS_RANGES.items():
+        for name, (is_in_range, range_text) in SETTINGS_RANGES.items():
             if name in record.settings and not is_in_range(record.settings[name]):
                 raise ValueError(
-                    f"settings/{name}: {record.settings[name]!r:.80} is out of range; must be {description}"
+                    f"settings/{name}: {record.settings[name]!r:.80} is out of range; must be {range_text}"
                 )
         _check_forecasts(record)
     elif isinstance(record, ForecastsRecord):
@@ -255,7 +255,7 @@ def _check_forecasts(record: RunRecord | ForecastsRecord) -> None:
         _check_ranges(forecast, FORECAST_RANGES, f"forecasts/{index}/")
 
 
-def _check_ranges(record: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:
-    for name, (is_in_range, description) in ranges.items():
-        if not is_in_range(number := getattr(record, name)):
-            raise ValueError(f"{path}{name}: {number!r:.80} is out of range; must be {description}")
+def _check_ranges(record: Record | Candidate | Forecast, ranges: Mapping[str, Range], path_prefix: str) -> None:
+    for field_name, (is_in_range, range_text) in ranges.items():
+        if not is_in_range(number := getattr(record, field_name)):
+            raise ValueError(f"{path_prefix}{field_name}: {number!r:.80} is out of range; must be {range_text}")

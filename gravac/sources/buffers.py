@@ -26,33 +26,33 @@ class SentBuffers:
     """
 
     def __init__(self, module: torch.nn.Module | None = None) -> None:
-        self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
+        self._owner_and_key: dict[str, tuple[torch.nn.Module, str]] = {}
         self._always_sent_names: list[str] = []
         if module is not None:
             name_by_id = {id(buffer): canonical_name(name) for name, buffer in module.named_buffers()}
             for owner in module.modules():
-                for key, buffer in owner._buffers.items():
+                for buffer_key, buffer in owner._buffers.items():
                     name = None if buffer is None else name_by_id.pop(id(buffer), None)
                     if name is not None:
-                        self._owners[name] = owner, key
+                        self._owner_and_key[name] = owner, buffer_key
                         if isinstance(owner, torch.nn.modules.batchnorm._NormBase):
                             self._always_sent_names.append(name)
-        self.watched_names = [name for name in self._owners if name not in self._always_sent_names]
+        self.watched_names = [name for name in self._owner_and_key if name not in self._always_sent_names]
         self.changed_flags = [False] * len(self.watched_names)
         self.sent_names = [*self._always_sent_names]
-        self._versions_seen = self._versions
+        self._last_versions = self._present_versions
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The present tensors of the module's buffers, by name."""
-        buffer_by_name = {name: owner._buffers.get(key) for name, (owner, key) in self._owners.items()}
+        buffer_by_name = {name: owner._buffers.get(key) for name, (owner, key) in self._owner_and_key.items()}
         return {name: buffer for name, buffer in buffer_by_name.items() if buffer is not None}
 
     def detect_changes(self) -> None:
         """Detect which watched buffers have changed since the last call, and set ``changed_flags``."""
-        previous_versions, self._versions_seen = self._versions_seen, self._versions
+        previous_versions, self._last_versions = self._last_versions, self._present_versions
         self.changed_flags = [
-            not _is_unchanged(previous_versions.get(name), self._versions_seen.get(name)) for name in self.watched_names
+            not _is_unchanged(previous_versions.get(name), self._last_versions.get(name)) for name in self.watched_names
         ]
 
     def set_sent(self, rank_counts: Iterable[int]) -> None:
@@ -68,8 +68,8 @@ class SentBuffers:
 
     def pack(self, device: torch.device) -> torch.Tensor:
         """Return the bytes of the buffers in ``sent_names``, one after the other: uint8, ``[bytes]``, on a device."""
-        tensors = self.tensors
-        return torch.cat([_bytes_of(tensors[name]).to(device) for name in self.sent_names])
+        buffer_by_name = self.tensors
+        return torch.cat([_bytes_of(buffer_by_name[name]).to(device) for name in self.sent_names])
 
     def overwrite(self, names: Sequence[str], packed: torch.Tensor) -> None:
         """Overwrite this rank's buffers with rank 0's, without a change of autograd's version counters.
@@ -80,19 +80,23 @@ class SentBuffers:
             names: names of the buffers, in the order of their bytes.
             packed: bytes that ``pack`` returned on rank 0, ``[bytes]``.
         """
-        tensors, offset = self.tensors, 0
+        buffer_by_name, offset = self.tensors, 0
         for name in names:
-            buffer = tensors[name].data
+            buffer = buffer_by_name[name].data
             byte_count = buffer.numel() * buffer.element_size()
             buffer_bytes = packed[offset : offset + byte_count].clone()  # aligned, as view(dtype) requires
             buffer.copy_(buffer_bytes.view(buffer.dtype).view(buffer.shape))
             offset += byte_count
 
     @property
-    def _versions(self) -> dict[str, tuple[torch.Tensor, int]]:
+    def _present_versions(self) -> dict[str, tuple[torch.Tensor, int]]:
         """The present tensor of each watched buffer, with autograd's version counter, by name."""
-        tensors = self.tensors
-        return {name: (tensors[name], _version(tensors[name])) for name in self.watched_names if name in tensors}
+        buffer_by_name = self.tensors
+        return {
+            name: (buffer_by_name[name], _version(buffer_by_name[name]))
+            for name in self.watched_names
+            if name in buffer_by_name
+        }
 
 
 def _version(tensor: torch.Tensor) -> int:

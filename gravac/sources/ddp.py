@@ -64,8 +64,8 @@ class _Bucket:
     def __init__(self, buffer: torch.Tensor, names: Names, wait_on_stream: Callable[[], None]) -> None:
         self.buffer = buffer
         self.wait_on_stream = wait_on_stream
-        self.group_count = 0
-        self.waiting_names = set(names)
+        self.averaged_group_count = 0
+        self.unaveraged_names = set(names)
         self.failure: BaseException | None = None
         devices = [buffer.device] if buffer.device.type != "cpu" else None
         self.future: BucketMean = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
@@ -76,10 +76,10 @@ class _Bucket:
         Args:
             names: names of the gradients' parameters; some may be in other buckets.
         """
-        self.waiting_names.difference_update(names)
-        self.group_count += 1
-        if not self.waiting_names and not self.future.done():
-            if self.group_count > 1:
+        self.unaveraged_names.difference_update(names)
+        self.averaged_group_count += 1
+        if not self.unaveraged_names and not self.future.done():
+            if self.averaged_group_count > 1:
                 self.wait_on_stream()
             # the result must be the tensor itself: a future tracks CUDA streams only for the tensors in its result
             self.future.set_result(self.buffer)
@@ -144,9 +144,9 @@ class DDPAdapter:
         self._backward_id: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
         self._pieces_by_bucket: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
         self._arrived_pieces: dict[str, tuple[Piece, _Bucket]] = {}
-        self._forward_began: Mark | None = None
-        self._optimizer_ended: Mark | None = None
-        self._ddp: weakref.ref[DistributedDataParallel] | None = None
+        self._forward_began_mark: Mark | None = None
+        self._optimizer_ended_mark: Mark | None = None
+        self._ddp_ref: weakref.ref[DistributedDataParallel] | None = None
         self._hook_handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def bind(self, module: torch.nn.Module) -> None:
@@ -155,15 +155,19 @@ class DDPAdapter:
         Raises:
             TypeError: a parameter that requires a gradient is complex.
         """
-        named = averaged_parameters(module)
+        parameter_by_name = averaged_parameters(module)
         self._engine.know(
-            {canonical_name(name): parameter for name, parameter in named.items() if parameter.requires_grad}
+            {
+                canonical_name(name): parameter
+                for name, parameter in parameter_by_name.items()
+                if parameter.requires_grad
+            }
         )
-        self.names = {id(parameter): canonical_name(name) for name, parameter in named.items()}
+        self.names = {id(parameter): canonical_name(name) for name, parameter in parameter_by_name.items()}
 
     def set_module(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Set the module whose gradients are averaged, and the optimizer whose learning rate is read."""
-        self._ddp, self.optimizer = weakref.ref(ddp), optimizer
+        self._ddp_ref, self.optimizer = weakref.ref(ddp), optimizer
         self._shards = shards_of_tensor_parallelism(ddp)
         self._forward_in_no_sync = self.exchanging_forward_began = False
         self._hook_handles = [ddp.register_forward_pre_hook(UncopiedHook(self._record_forward))]
@@ -171,7 +175,7 @@ class DDPAdapter:
     def watch(self) -> None:
         """Register hooks that record when a forward begins and when the optimizer's step ends."""
         assert self.ddp is not None
-        self._hook_handles.append(self.ddp.register_forward_pre_hook(UncopiedHook(self._forward_hook)))
+        self._hook_handles.append(self.ddp.register_forward_pre_hook(UncopiedHook(self._record_forward_began)))
         if self.optimizer is not None:
             self._hook_handles.append(self.optimizer.register_step_post_hook(self.step_ended))
 
@@ -189,13 +193,13 @@ class DDPAdapter:
                 "detach: this compressor was not attached by attach(); a hook that was registered by hand stays until "
                 "you make a new DistributedDataParallel around the model"
             )
-        rebuild_reducer(ddp, forward_pending=self._forward_began is not None, shards=self._shards)
+        rebuild_reducer(ddp, forward_pending=self._forward_began_mark is not None, shards=self._shards)
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
         self.optimizer = None
         self.loss_scale = None
-        self._ddp = None
+        self._ddp_ref = None
         self._shards = {}
         self.decided_candidate = None
         self.forget_step()
@@ -203,7 +207,7 @@ class DDPAdapter:
     @property
     def ddp(self) -> DistributedDataParallel | None:
         """The attached DDP module; ``None`` if there is none, or if it was deleted."""
-        return self._ddp() if self._ddp is not None else None
+        return self._ddp_ref() if self._ddp_ref is not None else None
 
     def exchange_ended(self) -> None:
         """Record that DDP has exchanged gradients, by gravac's hook or by itself."""
@@ -211,7 +215,7 @@ class DDPAdapter:
 
     def forget_step(self) -> None:
         """Forget the times and buckets of the step under way. Called before steps without gravac's hook."""
-        self._forward_began = self._optimizer_ended = None
+        self._forward_began_mark = self._optimizer_ended_mark = None
         self._pieces_by_bucket.clear()
 
     def _record_forward(self, *_: object) -> None:
@@ -238,19 +242,19 @@ class DDPAdapter:
         if self.reason_against_pipelines and not self.exchanging_forward_began:
             raise SettingsError(self.reason_against_pipelines)
 
-    def _forward_hook(self, *_: object) -> None:
+    def _record_forward_began(self, *_: object) -> None:
         """Record when a forward begins, if it computes gradients."""
         if torch.is_grad_enabled():
             self.forward_starts()
 
     def forward_starts(self) -> None:
         """Record the time at which the first forward of a step begins."""
-        if self._forward_began is None:
-            self._forward_began = self._engine.mark()
+        if self._forward_began_mark is None:
+            self._forward_began_mark = self._engine.mark()
 
     def step_ended(self, *_: object) -> None:
         """Record the time at which the optimizer's step ended."""
-        self._optimizer_ended = self._engine.mark()
+        self._optimizer_ended_mark = self._engine.mark()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Enqueue a bucket for the exchange. DDP calls this method as its communication hook.
@@ -295,13 +299,13 @@ class DDPAdapter:
                 self._check_pipeline()
             self._engine.device = buffer.device
             self._engine.open()  # before anything is in flight, since opening may fail
-        in_flight = _Bucket(buffer, names, self._engine.executor.join)
-        averaged_future = in_flight.future.then(in_flight.averaged_buffer)
+        bucket_in_flight = _Bucket(buffer, names, self._engine.executor.join)
+        averaged_future = bucket_in_flight.future.then(bucket_in_flight.averaged_buffer)
         # only enqueue from here on: once the exchange thread runs, a torch call waits until that thread frees the GIL
         if step_begins:
-            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], in_flight)
+            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], bucket_in_flight)
         for piece in pieces:
-            self._arrived_pieces[piece.name] = piece, in_flight
+            self._arrived_pieces[piece.name] = piece, bucket_in_flight
         complete_groups = self.layout.add_bucket(names)
         for position, group in enumerate(complete_groups, 1):
             is_last = bucket.is_last() and position == len(complete_groups)
@@ -334,21 +338,21 @@ class DDPAdapter:
 
     def _end(self) -> None:
         """End the engine's step. Called after backward and all hooks, before DDP waits for the hooks' futures."""
-        forward_began, optimizer_ended, backward_ended = (
-            self._forward_began,
-            self._optimizer_ended,
+        forward_began_mark, optimizer_ended_mark, backward_ended_mark = (
+            self._forward_began_mark,
+            self._optimizer_ended_mark,
             self._engine.mark(),
         )
 
         def add_times(measurement: LocalMeasurement) -> None:
-            measurement.forward_began = forward_began
-            measurement.optimizer_ended = optimizer_ended
-            measurement.backward_ended = backward_ended
+            measurement.forward_began = forward_began_mark
+            measurement.optimizer_ended = optimizer_ended_mark
+            measurement.backward_ended = backward_ended_mark
 
         for group in self.layout.end():
             self._exchange(group, None)
         self._arrived_pieces.clear()
-        self._forward_began = None
+        self._forward_began_mark = None
         self._backward_id = None
         self.exchange_ended()
         self._engine.state.layout = self.layout.fixed_groups
@@ -404,10 +408,10 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
     Return nan if no group has a learning rate, or if a learning rate is a tensor on a GPU: reading it would make the
     host wait.
     """
-    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-    if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
+    group_rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    if not group_rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in group_rates):
         return math.nan
-    return max(float(rate) for rate in rates)
+    return max(float(rate) for rate in group_rates)
 
 
 def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
@@ -449,10 +453,13 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
         ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
     """
     for group in optimizer.param_groups if base.owns_momentum and optimizer is not None else ():
-        for field, momentum in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
+        for setting_name, momentum in (
+            ("momentum", group.get("momentum", 0)),
+            ("betas[0]", group.get("betas", (0,))[0]),
+        ):
             if momentum:
                 raise ValueError(
-                    f"optimizer: {type(optimizer).__name__} has {field}={momentum:g}, but {base.name} applies "
+                    f"optimizer: {type(optimizer).__name__} has {setting_name}={momentum:g}, but {base.name} applies "
                     "momentum itself; set the optimizer's momentum to 0, as in torch.optim.SGD(..., momentum=0), or "
                     "use another compressor"
                 )
@@ -467,9 +474,9 @@ def failed_future(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
     def throw(_: object) -> torch.Tensor:
         raise failure
 
-    future: torch.futures.Future[None] = torch.futures.Future()
-    future.set_result(None)
-    return future.then(throw)
+    ended_future: torch.futures.Future[None] = torch.futures.Future()
+    ended_future.set_result(None)
+    return ended_future.then(throw)
 
 
 WRAPPER_NAMES = ("_orig_mod", "_checkpoint_wrapped_module")

@@ -56,7 +56,7 @@ TORCH_NAMES_FOR_REDUCER = (
 """Private names of torch that ``Reducer`` needs."""
 
 
-SHARD = "_st_info"
+SHARD_ATTRIBUTE = "_st_info"
 """Private name of the attribute by which DDP marks a parameter that is a shard of tensor parallelism."""
 
 NO_SHARDS: Mapping[str, torch.nn.Parameter] = MappingProxyType({})
@@ -132,11 +132,11 @@ def ignored_buffers(module: torch.nn.Module) -> tuple[str, ...]:
 def _is_ignored(module: torch.nn.Module, name: str) -> bool:
     """True if DDP ignores the model's parameter or buffer of that name."""
     if isinstance(module, DistributedDataParallel):
-        ignored = getattr(module, "parameters_to_ignore", ())
+        ignored_names = getattr(module, "parameters_to_ignore", ())
     else:
-        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        ignored_names = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     # DDP looks for "module.name", and the model's own module name is empty: "name" without a dot has no effect
-    return (name if "." in name else f".{name}") in ignored
+    return (name if "." in name else f".{name}") in ignored_names
 
 
 def shards_of_tensor_parallelism(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -147,7 +147,11 @@ def shards_of_tensor_parallelism(module: torch.nn.Module) -> dict[str, torch.nn.
     Args:
         module: the model, or the DDP module around it, before its first forward.
     """
-    return {name: parameter for name, parameter in averaged_parameters(module).items() if hasattr(parameter, SHARD)}
+    return {
+        name: parameter
+        for name, parameter in averaged_parameters(module).items()
+        if hasattr(parameter, SHARD_ATTRIBUTE)
+    }
 
 
 def check_has_shards(ddp: DistributedDataParallel) -> None:
@@ -157,13 +161,17 @@ def check_has_shards(ddp: DistributedDataParallel) -> None:
         RuntimeError: the module lacks shards as parameters, so gravac cannot know their names.
     """
     present_ids = {id(parameter) for parameter in averaged_parameters(ddp).values()}
-    averaged: Iterable[torch.nn.Parameter] = getattr(ddp, "_module_parameters", ())
-    missing = [parameter for parameter in averaged if hasattr(parameter, SHARD) and id(parameter) not in present_ids]
-    if missing:
+    reducer_parameters: Iterable[torch.nn.Parameter] = getattr(ddp, "_module_parameters", ())
+    missing_shards = [
+        parameter
+        for parameter in reducer_parameters
+        if hasattr(parameter, SHARD_ATTRIBUTE) and id(parameter) not in present_ids
+    ]
+    if missing_shards:
         raise RuntimeError(
-            f"ddp: its first forward has replaced {len(missing)} shards of tensor parallelism by DTensors that are not "
-            "parameters, so gravac cannot know the shards' names; create the model again, and attach before the first "
-            "forward"
+            f"ddp: its first forward has replaced {len(missing_shards)} shards of tensor parallelism by DTensors that "
+            "are not parameters, so gravac cannot know the shards' names; create the model again, and attach before "
+            "the first forward"
         )
 
 
@@ -178,13 +186,13 @@ def put_shards_back(ddp: DistributedDataParallel, shards: Mapping[str, torch.nn.
         ddp: the DDP module.
         shards: the result of ``shards_of_tensor_parallelism`` before the first forward.
     """
-    present = averaged_parameters(ddp)
+    present_parameters = averaged_parameters(ddp)
     for name, shard in shards.items():
-        if present.get(name) is not shard:
-            path, _, key = name.rpartition(".")
-            owner = ddp.module.get_submodule(path)
-            delattr(owner, key)
-            setattr(owner, key, shard)
+        if present_parameters.get(name) is not shard:
+            module_path, _, parameter_key = name.rpartition(".")
+            owner = ddp.module.get_submodule(module_path)
+            delattr(owner, parameter_key)
+            setattr(owner, parameter_key, shard)
 
 
 def rebuild_reducer(
@@ -206,7 +214,7 @@ def rebuild_reducer(
     missing_names = [name for name in NAMES_FOR_REBUILD if not hasattr(ddp, name)]
     if missing_names:
         raise RuntimeError(
-            f"detach: DistributedDataParallel of torch {torch.__version__} has no {missing_names[0]}, which removing a "
+            f"ddp: DistributedDataParallel of torch {torch.__version__} has no {missing_names[0]}, which removing a "
             "hook needs; wrap the model in a new DistributedDataParallel instead"
         )
     if torch._C._current_graph_task_id() != -1:
@@ -220,9 +228,9 @@ def rebuild_reducer(
     put_shards_back(ddp, shards)
     private_ddp: Any = ddp
     private_ddp._remove_autograd_hooks()
-    parameters, sparse = private_ddp._build_params_for_reducer()
-    names = private_ddp._build_debug_param_to_name_mapping(parameters)
-    private_ddp._ddp_init_helper(parameters, sparse, names, private_ddp.static_graph)
+    parameters, expect_sparse = private_ddp._build_params_for_reducer()
+    name_by_index = private_ddp._build_debug_param_to_name_mapping(parameters)
+    private_ddp._ddp_init_helper(parameters, expect_sparse, name_by_index, private_ddp.static_graph)
     private_ddp._comm_hooks = []
     private_ddp._has_rebuilt_buckets = False
     if private_ddp.static_graph:
@@ -243,8 +251,8 @@ def scale_of(scaler: torch.amp.GradScaler, as_tensor: bool) -> Callable[[], Numb
     """
 
     def scale() -> Number:
-        tensor = scaler._get_scale_async()
-        return scaler.get_scale() if tensor is None else tensor
+        scale_tensor = scaler._get_scale_async()
+        return scaler.get_scale() if scale_tensor is None else scale_tensor
 
     return scale if as_tensor else scaler.get_scale
 
@@ -254,20 +262,22 @@ def divides_by_ranks_with_inputs(ddp: DistributedDataParallel) -> bool:
 
     DDP then divides sums of gradients by the number of ranks that still have inputs.
     """
-    config = getattr(ddp, "_join_config", None)
-    return bool(config is not None and config.enable and not getattr(ddp, "_divide_by_initial_world_size", True))
+    join_config = getattr(ddp, "_join_config", None)
+    return bool(
+        join_config is not None and join_config.enable and not getattr(ddp, "_divide_by_initial_world_size", True)
+    )
 
 
 class _UserFlags(NamedTuple):
     """Flags of DDP as the user had set them when a forward began.
 
     Attributes:
-        backward: DDP's ``require_backward_grad_sync``.
-        forward: DDP's ``require_forward_param_sync``.
+        backward_sync: DDP's ``require_backward_grad_sync``.
+        forward_sync: DDP's ``require_forward_param_sync``.
     """
 
-    backward: bool
-    forward: bool
+    backward_sync: bool
+    forward_sync: bool
 
 
 class Reducer:
@@ -282,7 +292,7 @@ class Reducer:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         _check_names(ddp)
-        self._module = weakref.ref(ddp)
+        self._ddp_ref = weakref.ref(ddp)
         self._shards = shards_of_tensor_parallelism(ddp)
         self._user_flags: _UserFlags | None = None  # ``None`` unless DDP's exchange is turned off
         self._has_averaged = False
@@ -296,7 +306,7 @@ class Reducer:
         Raises:
             RuntimeError: the module was deleted.
         """
-        ddp = self._module()
+        ddp = self._ddp_ref()
         if ddp is None:
             raise RuntimeError(
                 "the DistributedDataParallel module that this compressor was attached to was deleted; keep the module, "
@@ -307,7 +317,7 @@ class Reducer:
     @property
     def will_average(self) -> bool:
         """True if DDP is to average the gradients of the next forward, as the user's flags say (``no_sync()``)."""
-        return bool(self.ddp.require_backward_grad_sync) if self._user_flags is None else self._user_flags.backward
+        return bool(self.ddp.require_backward_grad_sync) if self._user_flags is None else self._user_flags.backward_sync
 
     @property
     def detects_all_backwards(self) -> bool:
@@ -343,10 +353,12 @@ class Reducer:
         """Set DDP's flags back to the user's. Called by a forward hook, registered with ``always_call=True``."""
         if self._user_flags is None:
             return
-        flags, self._user_flags = self._user_flags, None
-        self.ddp.require_backward_grad_sync = flags.backward
+        user_flags, self._user_flags = self._user_flags, None
+        self.ddp.require_backward_grad_sync = user_flags.backward_sync
         # as DDP's forward does: DDP syncs buffers in the forward that follows a forward with require_backward_grad_sync
-        self.ddp.require_forward_param_sync = flags.backward if torch.is_grad_enabled() else flags.forward
+        self.ddp.require_forward_param_sync = (
+            user_flags.backward_sync if torch.is_grad_enabled() else user_flags.forward_sync
+        )
 
     def has_averaged(self) -> bool:
         """Return whether DDP has averaged gradients since the last call of this method.
@@ -378,8 +390,8 @@ class Reducer:
             RuntimeError: the reducer has a hook; ``renew`` removes it.
         """
         private_ddp: Any = self.ddp
-        hooks: Any = dist
-        private_ddp._register_builtin_comm_hook(hooks.BuiltinCommHookType.FP16_COMPRESS)
+        untyped_dist: Any = dist
+        private_ddp._register_builtin_comm_hook(untyped_dist.BuiltinCommHookType.FP16_COMPRESS)
 
     def _record_backwards(self) -> None:
         """Set ``_has_averaged`` if DDP has averaged gradients since this method was last called."""
@@ -421,14 +433,14 @@ def _check_names(ddp: DistributedDataParallel) -> None:
         (torch, "torch.", TORCH_NAMES_FOR_REDUCER),
     ):
         for name in names:
-            inner: Any = owner
+            inner_object: Any = owner
             for component in name.removeprefix("torch.").split("."):
-                if not hasattr(inner, component):
+                if not hasattr(inner_object, component):
                     raise SettingsError(
                         f"every, native: torch {torch.__version__} has no {prefix}{name.removeprefix('torch.')}, "
                         "which outer and native steps need; use every=1 and native=False"
                     )
-                inner = getattr(inner, component)
+                inner_object = getattr(inner_object, component)
 
 
 def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -443,16 +455,18 @@ def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[tor
             message names it.
     """
     for optimizer in optimizers:
-        name = type(optimizer).__name__
-        ancestors = {
+        optimizer_name = type(optimizer).__name__
+        ancestor_names = {
             ancestor.__name__ for ancestor in type(optimizer).__mro__
         }  # importing a class to compare takes long
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise _no_outer_steps(f"{name} keeps its state in lists, which ranks cannot average", "another optimizer")
-        if "ZeroRedundancyOptimizer" in ancestors:
             raise _no_outer_steps(
-                f"{name} exchanges parameters in each step, but in outer steps ranks train several steps without an "
-                "exchange",
+                f"{optimizer_name} keeps its state in lists, which ranks cannot average", "another optimizer"
+            )
+        if "ZeroRedundancyOptimizer" in ancestor_names:
+            raise _no_outer_steps(
+                f"{optimizer_name} exchanges parameters in each step, but in outer steps ranks train several steps "
+                "without an exchange",
                 "the optimizer that it wraps",
             )
     for path, child in module.named_modules():

@@ -33,7 +33,7 @@ class ExchangeLayout:
         self._first_layout: tuple[Names, ...] = ()
         self._arrived_buckets: list[Names] = []
         self._waiting_names: set[str] = set()
-        self._steps = 0
+        self._step_count = 0
         self._fix_groups(tuple(tuple(names) for names in fixed_groups))
 
     def add_bucket(self, names: Names) -> list[Names]:
@@ -50,12 +50,12 @@ class ExchangeLayout:
             return [names]
         self._waiting_names.update(names)
         complete_groups = []
-        positions = sorted({self._group_of[name] for name in names if name in self._group_of})
-        for position in positions:
+        touched_positions = sorted({self._group_position_of[name] for name in names if name in self._group_position_of})
+        for position in touched_positions:
             if self._waiting_names.issuperset(self.fixed_groups[position]):
                 self._waiting_names.difference_update(self.fixed_groups[position])
                 complete_groups.append(self.fixed_groups[position])
-        ungrouped_names = tuple(name for name in names if name not in self._group_of)
+        ungrouped_names = tuple(name for name in names if name not in self._group_position_of)
         if ungrouped_names:
             self._waiting_names.difference_update(ungrouped_names)
             complete_groups.append(ungrouped_names)
@@ -84,9 +84,9 @@ class ExchangeLayout:
         Args:
             layout: names of the parameters of each bucket, in the order in which the buckets arrived.
         """
-        self._steps += 1
+        self._step_count += 1
         self._first_layout = self._first_layout or layout
-        if layout != self._first_layout or self._steps >= STEPS_UNTIL_FIXED:
+        if layout != self._first_layout or self._step_count >= STEPS_UNTIL_FIXED:
             self._fix_groups(layout)
 
     def _fix_groups(self, layout: tuple[Names, ...]) -> None:
@@ -97,4 +97,4 @@ class ExchangeLayout:
                 each bucket is exchanged whole.
         """
         self.fixed_groups = layout
-        self._group_of = {name: position for position, names in enumerate(layout) for name in names}
+        self._group_position_of = {name: position for position, names in enumerate(layout) for name in names}

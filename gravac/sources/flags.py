@@ -8,15 +8,15 @@ EXACT_BITS = 52
 """Number of bits of a float64 that packed counts may use, so that sums over ranks are exact."""
 
 
-def pack(flags: Sequence[bool], world: int) -> list[float]:
-    """Pack this rank's flags into a few floats, to be summed over the ranks and then given to ``unpack``.
+def pack_flags(flags: Sequence[bool], world: int) -> list[float]:
+    """Pack this rank's flags into a few floats, to be summed over the ranks and then given to ``unpack_counts``.
 
     Args:
         flags: this rank's flags, in the same order on every rank.
         world: number of ranks.
 
     Example:
-        >>> unpack([2 * number for number in pack([True, False, True], world=2)], flag_count=3, world=2)
+        >>> unpack_counts([2 * number for number in pack_flags([True, False, True], world=2)], flag_count=3, world=2)
         [2, 0, 2]
     """
     bits_per_count = world.bit_length()
@@ -25,26 +25,26 @@ def pack(flags: Sequence[bool], world: int) -> list[float]:
         float(
             sum(
                 1 << bits_per_count * index
-                for index, flag in enumerate(flags[start : start + flags_per_number])
+                for index, flag in enumerate(flags[first_index : first_index + flags_per_number])
                 if flag
             )
         )
-        for start in range(0, len(flags), flags_per_number)
+        for first_index in range(0, len(flags), flags_per_number)
     ]
 
 
-def unpack(sums: Sequence[float], flag_count: int, world: int) -> list[int]:
+def unpack_counts(packed_sums: Sequence[float], flag_count: int, world: int) -> list[int]:
     """Return, for each flag, the number of ranks that set the flag.
 
     Args:
-        sums: sums over the ranks of the floats that ``pack`` returned.
+        packed_sums: sums over the ranks of the floats that ``pack_flags`` returned.
         flag_count: number of flags.
         world: number of ranks.
     """
     bits_per_count = world.bit_length()
     flags_per_number = EXACT_BITS // bits_per_count
-    mask = (1 << bits_per_count) - 1
+    count_mask = (1 << bits_per_count) - 1
     return [
-        int(sums[index // flags_per_number]) >> bits_per_count * (index % flags_per_number) & mask
+        int(packed_sums[index // flags_per_number]) >> bits_per_count * (index % flags_per_number) & count_mask
         for index in range(flag_count)
     ]

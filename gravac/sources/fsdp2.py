@@ -107,19 +107,19 @@ class PaddedGradient:
 
     Attributes:
         piece: gradient in its padded shape, as one flat tensor to average.
-        shard: gradient in the shape of this rank's shard.
-        is_copy: whether ``piece`` has memory of its own. False: ``piece`` and ``shard`` share memory.
+        shard_gradient: gradient in the shape of this rank's shard.
+        is_copy: whether ``piece`` has memory of its own. False: ``piece`` and ``shard_gradient`` share memory.
     """
 
     piece: Piece
-    shard: torch.Tensor
+    shard_gradient: torch.Tensor
     is_copy: bool
 
     def put_back(self) -> None:
-        """Copy the mean from ``piece`` to ``shard``, unless both share memory."""
+        """Copy the mean from ``piece`` to ``shard_gradient``, unless both share memory."""
         if self.is_copy:
             padded_gradient = self.piece.flat.view(self.piece.shape)
-            self.shard.copy_(padded_gradient[tuple(slice(size) for size in self.shard.shape)])
+            self.shard_gradient.copy_(padded_gradient[tuple(slice(size) for size in self.shard_gradient.shape)])
 
 
 class ShardedModel:
@@ -160,30 +160,36 @@ class ShardedModel:
             )
         self.refuse_part_of_larger_model()
         self.reshard()  # after a forward without a backward, the module has gathered parameters in place of shards
-        self._groups = _groups_with_replicas(self._fsdp_modules, raise_if_missing=process_group is None)
-        if process_group is None and not self._groups:
+        self._fsdp_groups = _fsdp_groups_with_replicas(self._fsdp_modules, raise_if_missing=process_group is None)
+        if process_group is None and not self._fsdp_groups:
             raise SettingsError(
                 "process_group: the model is in shards on a mesh of one dimension, without replicas to average over; "
                 "use a mesh of two dimensions, init_device_mesh(..., mesh_dim_names=('replicate', 'shard')), or give "
                 "AdaptiveCompressor(process_group=...) the ranks that hold the same shard"
             )
         self.refuse_all_reduce_hooks()
-        averaged_parameter_ids = {id(parameter) for group in self._groups for parameter in _trained_parameters(group)}
+        averaged_parameter_ids = {
+            id(parameter) for fsdp_group in self._fsdp_groups for parameter in _trained_parameters(fsdp_group)
+        }
         self._parameter_slots = dict(
             _slots_to_average(
-                module, averaged_parameter_ids if self._groups else None, _torch_states(self._fsdp_modules)
+                module, averaged_parameter_ids if self._fsdp_groups else None, _torch_states(self._fsdp_modules)
             )
         )
         if not self._parameter_slots:
-            raise ValueError("module: no parameter that requires a gradient is in shards; give a module to train")
+            raise ValueError(
+                "module: no parameter in shards requires a gradient; call fully_shard on the layers that you train"
+            )
         refuse_other_hooks(self.parameters)
-        replicas = _replica_group(self._groups, process_group) if self._groups else process_group
-        assert replicas is not None
-        self.replicas: dist.ProcessGroup = replicas
+        replica_group = _replica_group(self._fsdp_groups, process_group) if self._fsdp_groups else process_group
+        assert replica_group is not None
+        self.replicas: dist.ProcessGroup = replica_group
         self.all_model_ranks: dist.ProcessGroup | None = None
         self.units = {name: slot.unit for name, slot in self._parameter_slots.items()}
-        self._torch_groups = [(group.mesh_info, group.mesh_info.replicate_process_group) for group in self._groups]
-        self._idle_group = IdleAllReduceGroup(replicas.rank(), replicas.size()) if self._groups else None
+        self._mesh_infos_and_groups = [
+            (fsdp_group.mesh_info, fsdp_group.mesh_info.replicate_process_group) for fsdp_group in self._fsdp_groups
+        ]
+        self._idle_group = IdleAllReduceGroup(replica_group.rank(), replica_group.size()) if self._fsdp_groups else None
         self._padded_shapes: dict[str, torch.Size] = {}
         self._names_padded_by_torch: set[str] = set()
         self._gather_shapes()
@@ -213,7 +219,7 @@ class ShardedModel:
         Raises:
             SettingsError: ``set_all_reduce_hook`` was called, and the mesh has a replicate dimension.
         """
-        if any(getattr(group, "_all_reduce_hook", None) is not None for group in self._groups):
+        if any(getattr(fsdp_group, "_all_reduce_hook", None) is not None for fsdp_group in self._fsdp_groups):
             raise SettingsError(
                 "module: set_all_reduce_hook was called, but torch would call its hook before gravac averages the "
                 "gradients over the replicas; change averaged gradients in optimizer.register_step_pre_hook instead"
@@ -226,22 +232,26 @@ class ShardedModel:
             SettingsError: ranks train different parameters.
         """
         mesh_ranks = {rank for slot in self._parameter_slots.values() for rank in slot.mesh.mesh.flatten().tolist()}
-        ranks = sorted(set().union(*_gather_objects(mesh_ranks, self.replicas)))
-        if ranks != sorted(dist.get_process_group_ranks(self.replicas)):
-            self.all_model_ranks = dist.group.WORLD if len(ranks) == dist.get_world_size() else _new_group(ranks)
-        shapes = {name: tuple(_local_shard(slot).shape) for name, slot in self._parameter_slots.items()}
-        shapes_by_rank = dict(zip(ranks, _gather_objects(shapes, self.all_model_ranks or self.replicas), strict=True))
+        model_ranks = sorted(set().union(*_gather_objects(mesh_ranks, self.replicas)))
+        if model_ranks != sorted(dist.get_process_group_ranks(self.replicas)):
+            self.all_model_ranks = (
+                dist.group.WORLD if len(model_ranks) == dist.get_world_size() else _new_group(model_ranks)
+            )
+        shape_by_name = {name: tuple(_local_shard(slot).shape) for name, slot in self._parameter_slots.items()}
+        shapes_by_rank = dict(
+            zip(model_ranks, _gather_objects(shape_by_name, self.all_model_ranks or self.replicas), strict=True)
+        )
         for rank, rank_shapes in shapes_by_rank.items():
-            if differing_names := sorted(shapes.keys() ^ rank_shapes.keys()):
+            if differing_names := sorted(shape_by_name.keys() ^ rank_shapes.keys()):
                 raise SettingsError(
                     f"module: rank {dist.get_rank()} and rank {rank} do not both train parameter {differing_names[0]} "
                     "in shards; wrap the same model on all ranks"
                 )
-        shard_ranks = _shard_ranks(self._groups)
-        for name in shapes:
+        own_replica_ranks = _ranks_of_own_replica(self._fsdp_groups)
+        for name in shape_by_name:
             self._padded_shapes[name] = _largest_sizes(rank_shapes[name] for rank_shapes in shapes_by_rank.values())
-            if shard_ranks and self._padded_shapes[name] == _largest_sizes(
-                shapes_by_rank[rank][name] for rank in shard_ranks
+            if own_replica_ranks and self._padded_shapes[name] == _largest_sizes(
+                shapes_by_rank[rank][name] for rank in own_replica_ranks
             ):
                 self._names_padded_by_torch.add(name)
 
@@ -261,13 +271,13 @@ class ShardedModel:
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters in shards, by name, without those that are gathered at present, as in forward."""
-        in_slots = {name: slot.parameter for name, slot in self._parameter_slots.items()}
-        return {name: parameter for name, parameter in in_slots.items() if parameter is not None}
+        parameter_by_name = {name: slot.parameter for name, slot in self._parameter_slots.items()}
+        return {name: parameter for name, parameter in parameter_by_name.items() if parameter is not None}
 
     @property
     def knows_replicas(self) -> bool:
         """True if torch itself would average over the replicas, because the mesh has a replicate dimension."""
-        return bool(self._groups)
+        return bool(self._fsdp_groups)
 
     @property
     def will_exchange(self) -> bool:
@@ -275,16 +285,18 @@ class ShardedModel:
 
         The user does so by ``set_requires_all_reduce(False)`` or ``set_requires_gradient_sync(False)``.
         """
-        return not self._groups or any(group.reduce_grads and group.all_reduce_grads for group in self._groups)
+        return not self._fsdp_groups or any(
+            fsdp_group.reduce_grads and fsdp_group.all_reduce_grads for fsdp_group in self._fsdp_groups
+        )
 
     def suspend_torch_exchange(self) -> None:
         """Make torch's exchange over the replicas do nothing, from the next backward on."""
-        for mesh_info, _ in self._torch_groups:
+        for mesh_info, _ in self._mesh_infos_and_groups:
             mesh_info.replicate_process_group = self._idle_group
 
     def restore_torch_exchange(self) -> None:
         """Let torch average over the replicas again, from the next backward on."""
-        for mesh_info, group in self._torch_groups:
+        for mesh_info, group in self._mesh_infos_and_groups:
             mesh_info.replicate_process_group = group
 
     def require_exchange(self, required: bool) -> None:
@@ -295,7 +307,7 @@ class ShardedModel:
         Args:
             required: whether to exchange.
         """
-        for child in self._fsdp_modules if self._groups else ():
+        for child in self._fsdp_modules if self._fsdp_groups else ():
             child.set_requires_all_reduce(required, recurse=False)
 
     def reshard(self) -> None:
@@ -311,8 +323,8 @@ class ShardedModel:
     @property
     def ranks_of_replica(self) -> int:
         """Number of ranks that together hold one replica."""
-        ranks: int = dist.get_world_size(self.all_model_ranks or self.replicas) // self.replicas.size()
-        return ranks
+        rank_count: int = dist.get_world_size(self.all_model_ranks or self.replicas) // self.replicas.size()
+        return rank_count
 
     @property
     def padded_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -342,10 +354,10 @@ class ShardedModel:
         for slot in self._parameter_slots.values():
             shard = _local_shard(slot)
             if shard.numel():
-                contiguous = shard.contiguous()
-                dist.broadcast(contiguous.view(-1).view(torch.uint8), first_rank, group=self.replicas)
-                if contiguous.data_ptr() != shard.data_ptr():
-                    shard.copy_(contiguous)
+                contiguous_shard = shard.contiguous()
+                dist.broadcast(contiguous_shard.view(-1).view(torch.uint8), first_rank, group=self.replicas)
+                if contiguous_shard.data_ptr() != shard.data_ptr():
+                    shard.copy_(contiguous_shard)
 
     def gradient(self, name: str, parameter: torch.nn.Parameter) -> PaddedGradient:
         """Return a parameter's gradient in its padded shape: a view of torch's memory if that has room, else a copy.
@@ -355,17 +367,19 @@ class ShardedModel:
             parameter: the parameter in shards, of any shape, which has a gradient.
         """
         gradient: Any = parameter.grad
-        shard: torch.Tensor = gradient.to_local().detach()
+        shard_gradient: torch.Tensor = gradient.to_local().detach()
         padded_shape = self._padded_shapes[name]
         padded_elements = padded_shape.numel()
-        available_elements = shard.untyped_storage().nbytes() // shard.element_size() - shard.storage_offset()
+        available_elements = (
+            shard_gradient.untyped_storage().nbytes() // shard_gradient.element_size() - shard_gradient.storage_offset()
+        )
         has_room = name in self._names_padded_by_torch and available_elements >= padded_elements
-        if (shard.shape == padded_shape or has_room) and shard.is_contiguous():
-            flat = shard.as_strided((padded_elements,), (1,), shard.storage_offset())
-            return PaddedGradient(Piece(name, flat, tuple(padded_shape)), shard, is_copy=False)
-        copy = shard.new_zeros(padded_shape)
-        copy[tuple(slice(size) for size in shard.shape)] = shard
-        return PaddedGradient(Piece(name, copy.view(-1), tuple(padded_shape)), shard, is_copy=True)
+        if (shard_gradient.shape == padded_shape or has_room) and shard_gradient.is_contiguous():
+            flat = shard_gradient.as_strided((padded_elements,), (1,), shard_gradient.storage_offset())
+            return PaddedGradient(Piece(name, flat, tuple(padded_shape)), shard_gradient, is_copy=False)
+        padded_copy = shard_gradient.new_zeros(padded_shape)
+        padded_copy[tuple(slice(size) for size in shard_gradient.shape)] = shard_gradient
+        return PaddedGradient(Piece(name, padded_copy.view(-1), tuple(padded_shape)), shard_gradient, is_copy=True)
 
 
 def has_replicas(module: torch.nn.Module) -> bool:
@@ -374,7 +388,9 @@ def has_replicas(module: torch.nn.Module) -> bool:
     Raises:
         SettingsError: this torch lacks a private name.
     """
-    return bool(_groups_with_replicas((child for child in module.modules() if isinstance(child, FSDPModule)), True))
+    return bool(
+        _fsdp_groups_with_replicas((child for child in module.modules() if isinstance(child, FSDPModule)), True)
+    )
 
 
 def local_tensor(tensor: Any) -> Any:
@@ -393,9 +409,14 @@ def in_shards_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor
         local: this rank's shard of the result, of the shape of this rank's shard of the parameter.
         parameter: a parameter in shards, of any shape.
     """
-    like: Any = parameter
+    sharded_parameter: Any = parameter
     return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        local,
+        sharded_parameter.device_mesh,
+        sharded_parameter.placements,
+        run_check=False,
+        shape=sharded_parameter.shape,
+        stride=sharded_parameter.stride(),
     )
 
 
@@ -410,12 +431,16 @@ def _slots_to_average(
             averaged.
         torch_states: torch's record of each parameter in shards, by the parameter's ``id``.
     """
-    units: dict[int, int] = {}
-    unit_of: dict[int, int] = {}
+    unit_by_module_id: dict[int, int] = {}
+    innermost_unit_by_id: dict[int, int] = {}
     seen_ids: set[int] = set()
     for path, child in module.named_modules():
-        parent = unit_of.get(id(module.get_submodule(path.rpartition(".")[0])), -1) if path else -1
-        unit_of[id(child)] = units.setdefault(id(child), len(units)) if isinstance(child, FSDPModule) else parent
+        parent_unit = innermost_unit_by_id.get(id(module.get_submodule(path.rpartition(".")[0])), -1) if path else -1
+        innermost_unit_by_id[id(child)] = (
+            unit_by_module_id.setdefault(id(child), len(unit_by_module_id))
+            if isinstance(child, FSDPModule)
+            else parent_unit
+        )
         for parameter_key, parameter in child.named_parameters(recurse=False):
             is_averaged = isinstance(parameter, DTensor) and (
                 averaged_parameter_ids is None or id(parameter) in averaged_parameter_ids
@@ -424,7 +449,12 @@ def _slots_to_average(
                 seen_ids.add(id(parameter))
                 name = canonical_name(f"{path}.{parameter_key}" if path else parameter_key)
                 torch_state = torch_states.get(id(parameter))
-                yield name, _ParameterSlot(child, parameter_key, unit_of[id(child)], parameter.device_mesh, torch_state)
+                yield (
+                    name,
+                    _ParameterSlot(
+                        child, parameter_key, innermost_unit_by_id[id(child)], parameter.device_mesh, torch_state
+                    ),
+                )
 
 
 def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
@@ -455,7 +485,7 @@ def _new_group(ranks: list[int]) -> dist.ProcessGroup:
 # private names of torch
 
 
-def _groups_with_replicas(fsdp_modules: Iterable[Any], raise_if_missing: bool) -> list[Any]:
+def _fsdp_groups_with_replicas(fsdp_modules: Iterable[Any], raise_if_missing: bool) -> list[Any]:
     """Return FSDP2's parameter groups (one or more for each ``fully_shard`` call) whose mesh has a replicate dimension.
 
     Args:
@@ -466,8 +496,12 @@ def _groups_with_replicas(fsdp_modules: Iterable[Any], raise_if_missing: bool) -
         SettingsError: this torch lacks a private name, and ``raise_if_missing``.
     """
     try:
-        groups = _parameter_groups(fsdp_modules)
-        return [group for group in groups if getattr(group.mesh_info, "replicate_process_group", None) is not None]
+        fsdp_groups = _fsdp_parameter_groups(fsdp_modules)
+        return [
+            fsdp_group
+            for fsdp_group in fsdp_groups
+            if getattr(fsdp_group.mesh_info, "replicate_process_group", None) is not None
+        ]
     except AttributeError as error:
         if not raise_if_missing:
             return []
@@ -501,7 +535,7 @@ def _is_root(fsdp_module: Any) -> "bool | None":
     return is_root
 
 
-def _parameter_groups(fsdp_modules: Iterable[Any]) -> list[Any]:
+def _fsdp_parameter_groups(fsdp_modules: Iterable[Any]) -> list[Any]:
     """Return FSDP2's parameter groups of several ``fully_shard`` calls; before torch 2.11, at most one for each call.
 
     Args:
@@ -510,12 +544,12 @@ def _parameter_groups(fsdp_modules: Iterable[Any]) -> list[Any]:
     Raises:
         AttributeError: this torch lacks a private name.
     """
-    groups: list[Any] = []
+    fsdp_groups: list[Any] = []
     for module in fsdp_modules:
-        unit = module._get_fsdp_state()
-        unit_groups = getattr(unit, "_fsdp_param_groups", None)
-        groups += [unit._fsdp_param_group] if unit_groups is None else unit_groups
-    return [group for group in groups if group is not None]
+        fsdp_state = module._get_fsdp_state()
+        state_groups = getattr(fsdp_state, "_fsdp_param_groups", None)
+        fsdp_groups += [fsdp_state._fsdp_param_group] if state_groups is None else state_groups
+    return [fsdp_group for fsdp_group in fsdp_groups if fsdp_group is not None]
 
 
 def _torch_states(fsdp_modules: Iterable[Any]) -> dict[int, Any]:
@@ -528,61 +562,66 @@ def _torch_states(fsdp_modules: Iterable[Any]) -> dict[int, Any]:
     """
     try:
         return {
-            id(state.sharded_param): state for group in _parameter_groups(fsdp_modules) for state in group.fsdp_params
+            id(torch_state.sharded_param): torch_state
+            for fsdp_group in _fsdp_parameter_groups(fsdp_modules)
+            for torch_state in fsdp_group.fsdp_params
         }
     except AttributeError:
         return {}
 
 
-def _trained_parameters(group: Any) -> list[torch.nn.Parameter]:
+def _trained_parameters(fsdp_group: Any) -> list[torch.nn.Parameter]:
     """Return those parameters of one of FSDP2's parameter groups that require gradients, in shards."""
-    return [parameter.sharded_param for parameter in group.fsdp_params if parameter.sharded_param.requires_grad]
+    return [
+        torch_state.sharded_param for torch_state in fsdp_group.fsdp_params if torch_state.sharded_param.requires_grad
+    ]
 
 
-def _replica_group(groups: list[Any], requested_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _replica_group(fsdp_groups: list[Any], requested_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Return the process group of the ranks that hold the same shard, which must be the same for the whole model.
 
     Args:
-        groups: FSDP2's parameter groups whose mesh has a replicate dimension.
+        fsdp_groups: FSDP2's parameter groups whose mesh has a replicate dimension.
         requested_group: process group that the user gave; ``None`` if the user gave none.
 
     Raises:
         SettingsError: units have different replicas, or the user gave a group of other ranks.
     """
-    by_ranks = {
-        tuple(dist.get_process_group_ranks(group.mesh_info.replicate_process_group)): group.mesh_info
-        for group in groups
+    mesh_info_by_ranks = {
+        tuple(dist.get_process_group_ranks(fsdp_group.mesh_info.replicate_process_group)): fsdp_group.mesh_info
+        for fsdp_group in fsdp_groups
     }
-    if len(by_ranks) > 1:
+    if len(mesh_info_by_ranks) > 1:
         raise SettingsError(
-            f"module: its fully_shard units are replicated over different ranks ({', '.join(map(str, by_ranks))}), "
-            "but gravac averages over one group; use one mesh for all units that are replicated"
+            "module: its fully_shard units are replicated over different ranks "
+            f"({', '.join(map(str, mesh_info_by_ranks))}), but gravac averages over one group; use one mesh for all "
+            "units that are replicated"
         )
-    ((ranks, mesh_info),) = by_ranks.items()
+    ((ranks, mesh_info),) = mesh_info_by_ranks.items()
     if requested_group is not None and tuple(dist.get_process_group_ranks(requested_group)) != ranks:
         raise SettingsError(
             f"process_group: has ranks {dist.get_process_group_ranks(requested_group)}, but the model's mesh has "
             f"replicas on ranks {list(ranks)}, over which gravac averages; leave process_group out"
         )
-    replicas: dist.ProcessGroup = mesh_info.replicate_process_group
-    return replicas
+    replica_group: dist.ProcessGroup = mesh_info.replicate_process_group
+    return replica_group
 
 
-def _shard_ranks(groups: list[Any]) -> frozenset[int]:
+def _ranks_of_own_replica(fsdp_groups: list[Any]) -> frozenset[int]:
     """Return the ranks that together hold this rank's replica.
 
-    Empty if the parameter groups do not all have the same such ranks, or if ``groups`` is empty.
+    Empty if the parameter groups do not all have the same such ranks, or if ``fsdp_groups`` is empty.
 
     Args:
-        groups: FSDP2's parameter groups whose mesh has a replicate dimension.
+        fsdp_groups: FSDP2's parameter groups whose mesh has a replicate dimension.
     """
     rank_sets = {
         frozenset(
             [dist.get_rank()]
-            if getattr(group.mesh_info, "shard_process_group", None) is None
-            else dist.get_process_group_ranks(group.mesh_info.shard_process_group)
+            if getattr(fsdp_group.mesh_info, "shard_process_group", None) is None
+            else dist.get_process_group_ranks(fsdp_group.mesh_info.shard_process_group)
         )
-        for group in groups
+        for fsdp_group in fsdp_groups
     }
     return next(iter(rank_sets)) if len(rank_sets) == 1 else frozenset()
 
@@ -590,7 +629,7 @@ def _shard_ranks(groups: list[Any]) -> frozenset[int]:
 def _refuse_fsdp1(module: torch.nn.Module) -> None:
     """Raise a ``TypeError`` if a model, or a part of it, is in shards by FSDP1."""
     for path, child in module.named_modules():
-        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(child).__mro__):
+        if any(ancestor.__name__ == "FullyShardedDataParallel" for ancestor in type(child).__mro__):
             raise TypeError(
                 f"module: {path or 'the whole module'} is in shards by FullyShardedDataParallel (FSDP1), which cuts a "
                 "flat vector of parameters, but gravac compresses single tensors; use fully_shard (FSDP2)"

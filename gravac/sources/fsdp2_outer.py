@@ -53,11 +53,13 @@ class LocalShards(LocalModel):
     ) -> None:
         self._model, self._trained_module = model, trained_module
         self._local_parameters = {name: torch.nn.Parameter(shard) for name, shard in model.shards.items()}
-        module = torch.nn.Module()
+        module_of_shards = torch.nn.Module()
         for name, parameter in self._local_parameters.items():
-            owner, key = _owner_of(module, name)
+            owner, key = _owner_of(module_of_shards, name)
             owner.register_parameter(key, parameter)
-        super().__init__(module, [ShardOptimizer(optimizer, self._parameters_and_shards()) for optimizer in optimizers])
+        super().__init__(
+            module_of_shards, [ShardOptimizer(optimizer, self._parameters_and_shards()) for optimizer in optimizers]
+        )
         self.exchange_shapes = model.padded_shapes
         self.prepare()
 
@@ -82,17 +84,19 @@ class LocalShards(LocalModel):
             weights: tensors of the shapes of this rank's shards, by the parameters' names.
         """
         self._model.reshard()
-        names = {id(parameter): name for name, parameter in self._model.parameters.items()}
+        name_by_id = {id(parameter): name for name, parameter in self._model.parameters.items()}
         return {
-            name: in_shards_like(weights[names[id(parameter)]].to(local_tensor(parameter)), parameter)
+            name: in_shards_like(weights[name_by_id[id(parameter)]].to(local_tensor(parameter)), parameter)
             for name, parameter in trained_module.named_parameters(remove_duplicate=False)
-            if id(parameter) in names
+            if id(parameter) in name_by_id
         }
 
     def gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
         """Return this rank's shard of the gradient of a parameter of ``module``; ``None`` if there is no gradient."""
-        in_shards = next((sharded for sharded, local in self._parameters_and_shards() if local is parameter), parameter)
-        gradient: torch.Tensor | None = local_tensor(in_shards.grad)
+        sharded_parameter = next(
+            (sharded for sharded, local in self._parameters_and_shards() if local is parameter), parameter
+        )
+        gradient: torch.Tensor | None = local_tensor(sharded_parameter.grad)
         return gradient
 
     def _parameters_and_shards(self) -> "list[tuple[torch.nn.Parameter, torch.nn.Parameter]]":
@@ -119,7 +123,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         parameters_and_shards: "Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]",
     ) -> None:
         self.sharded_optimizer = optimizer
-        self._local_by_id = {id(parameter): local for parameter, local in parameters_and_shards}
+        self._shard_by_id = {id(parameter): local for parameter, local in parameters_and_shards}
         self._parameter_by_id = {id(local): parameter for parameter, local in parameters_and_shards}
 
     @property
@@ -131,7 +135,8 @@ class ShardOptimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Copies of the optimizer's parameter groups, with this rank's shards as parameters."""
         return [
-            {**group, "params": [*map(self._local, group["params"])]} for group in self.sharded_optimizer.param_groups
+            {**group, "params": [*map(self._shard_of, group["params"])]}
+            for group in self.sharded_optimizer.param_groups
         ]
 
     @property
@@ -140,34 +145,37 @@ class ShardOptimizer(torch.optim.Optimizer):
 
         Each key has the shape of this rank's shard of the parameter, and so have tensors such as Adam's moments.
         """
-        return _States(self)
+        return _StateView(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state dict, with this rank's shards in place of each ``DTensor``."""
-        saved = self.sharded_optimizer.state_dict()
-        return {**saved, "state": {number: _with_local(entries) for number, entries in saved["state"].items()}}
+        saved_state = self.sharded_optimizer.state_dict()
+        return {
+            **saved_state,
+            "state": {number: _with_local_shards(entries) for number, entries in saved_state["state"].items()},
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load, into the optimizer, a state dict that the method ``state_dict`` returned."""
         parameters = [parameter for group in self.sharded_optimizer.param_groups for parameter in group["params"]]
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        parameter_by_number = dict(zip(numbers, parameters, strict=True))
-        state = {
+        parameter_numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameter_by_number = dict(zip(parameter_numbers, parameters, strict=True))
+        sharded_state = {
             number: {key: in_shards_if_fits(entry, parameter_by_number[number]) for key, entry in entries.items()}
             for number, entries in state_dict["state"].items()
         }
-        self.sharded_optimizer.load_state_dict({**state_dict, "state": state})
+        self.sharded_optimizer.load_state_dict({**state_dict, "state": sharded_state})
 
-    def _local(self, parameter: torch.Tensor) -> torch.Tensor:
+    def _shard_of(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of a parameter; the parameter itself if no shard of the parameter is known."""
-        return self._local_by_id.get(id(parameter), parameter)
+        return self._shard_by_id.get(id(parameter), parameter)
 
     def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
         """Return the parameter, of any shape, that a shard belongs to; the tensor itself if it is no shard."""
         return self._parameter_by_id.get(id(local), local)
 
 
-class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
+class _StateView(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
     """View of an optimizer's ``state``, whose keys are this rank's shards of the parameters.
 
     Args:
@@ -179,7 +187,7 @@ class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
 
     def __getitem__(self, local: torch.Tensor) -> MutableMapping[str, Any]:
         parameter = self._view.parameter_of(local)
-        return _Entries(self._view.sharded_optimizer.state[parameter], parameter)
+        return _ParameterStateView(self._view.sharded_optimizer.state[parameter], parameter)
 
     def __contains__(self, local: object) -> bool:
         return isinstance(local, torch.Tensor) and self._view.parameter_of(local) in self._view.sharded_optimizer.state
@@ -197,13 +205,13 @@ class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
         del self._view.sharded_optimizer.state[self._view.parameter_of(local)]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter([self._view._local(parameter) for parameter in self._view.sharded_optimizer.state])
+        return iter([self._view._shard_of(parameter) for parameter in self._view.sharded_optimizer.state])
 
     def __len__(self) -> int:
         return len(self._view.sharded_optimizer.state)
 
 
-class _Entries(MutableMapping[str, Any]):
+class _ParameterStateView(MutableMapping[str, Any]):
     """View of an optimizer's state of one parameter, such as Adam's moments, with this rank's shards of ``DTensor``.
 
     Args:
@@ -215,7 +223,7 @@ class _Entries(MutableMapping[str, Any]):
         self._entries, self._parameter = entries, parameter
 
     def __getitem__(self, key: str) -> Any:
-        return _with_local(self._entries[key])
+        return _with_local_shards(self._entries[key])
 
     def __setitem__(self, key: str, entry: Any) -> None:
         self._entries[key] = in_shards_if_fits(entry, self._parameter)
@@ -240,16 +248,16 @@ def in_shards_if_fits(entry: Any, parameter: torch.Tensor) -> Any:
         parameter: the parameter, of any shape, in shards or not.
     """
     shard = local_tensor(parameter)
-    fits = isinstance(entry, torch.Tensor) and shard is not parameter and entry.shape == shard.shape
-    return in_shards_like(entry, parameter) if fits else entry
+    fits_shard = isinstance(entry, torch.Tensor) and shard is not parameter and entry.shape == shard.shape
+    return in_shards_like(entry, parameter) if fits_shard else entry
 
 
-def _with_local(entry: Any) -> Any:
+def _with_local_shards(entry: Any) -> Any:
     """Replace each ``DTensor`` in an entry of an optimizer's state, also in containers, by this rank's shard."""
     if isinstance(entry, Mapping):
-        return {key: _with_local(inner) for key, inner in entry.items()}
+        return {key: _with_local_shards(inner_entry) for key, inner_entry in entry.items()}
     if type(entry) in (list, tuple):
-        return type(entry)(map(_with_local, entry))
+        return type(entry)(map(_with_local_shards, entry))
     return local_tensor(entry)
 
 

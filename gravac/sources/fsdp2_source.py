@@ -72,11 +72,11 @@ class FSDP2Source(HookedSource):
         super().__init__(engine)
         self.reason_against_pipelines = ""
         self._model = model
-        units = [*model.units.values()]
-        self._unit_sizes = {unit: units.count(unit) for unit in units}
+        unit_of_parameters = [*model.units.values()]
+        self._unit_sizes = {unit: unit_of_parameters.count(unit) for unit in unit_of_parameters}
         self._hooked_parameters: dict[str, tuple[torch.nn.Parameter, torch.utils.hooks.RemovableHandle]] = {}
         self._accumulate_depth = 0
-        self._backward: weakref.ref[EndCallback] | None = None
+        self._backward_callback: weakref.ref[EndCallback] | None = None
         self._step: _Step | None = None
         engine.know(model.meta_tensors)
         engine.shard_places = model.shard_places
@@ -94,13 +94,13 @@ class FSDP2Source(HookedSource):
             module: the module that the training loop calls, compiled or not.
             optimizer: optimizer whose step times and learning rate the engine gets; ``None``: it gets neither.
         """
-        starts, ended = UncopiedHook(self._forward_starts), UncopiedHook(self._forward_ended)
-        self._hook_handles = [module.register_forward_pre_hook(starts), module.register_forward_hook(ended)]
+        start_hook, end_hook = UncopiedHook(self._forward_starts), UncopiedHook(self._forward_ended)
+        self._hook_handles = [module.register_forward_pre_hook(start_hook), module.register_forward_hook(end_hook)]
         self._hook_parameters()
         self._model.suspend_torch_exchange()
         self.optimizer = optimizer
         if optimizer is not None:
-            self._hook_handles.append(optimizer.register_step_pre_hook(self._step_starts))
+            self._hook_handles.append(optimizer.register_step_pre_hook(self._end_open_step))
             self._hook_handles.append(optimizer.register_step_post_hook(self._step_ended))
 
     def detach(self) -> None:
@@ -111,7 +111,7 @@ class FSDP2Source(HookedSource):
         Raises:
             RuntimeError: ``watch`` was not called, or a backward is running; nothing was changed.
         """
-        self._refuse_to_detach(backward_runs=self._running)
+        self._refuse_to_detach(backward_runs=self._backward_runs)
         self._complete_failed_backward()
         self._model.restore_torch_exchange()
         for handle in (*self._hook_handles, *(handle for _, handle in self._hooked_parameters.values())):
@@ -119,7 +119,7 @@ class FSDP2Source(HookedSource):
         self._hook_handles.clear()
         self._hooked_parameters.clear()
         self.optimizer = self.loss_scale = None
-        self._forward_began = self._optimizer_ended = self._backward = None
+        self._forward_began_mark = self._optimizer_ended_mark = self._backward_callback = None
 
     def stop_exchange(self) -> None:
         """Stop gravac's exchange from the next backward on.
@@ -183,18 +183,18 @@ class FSDP2Source(HookedSource):
         self._model.refuse_all_reduce_hooks()
         self._complete_failed_backward()
         self._hook_parameters()
-        if self._forward_began is None and not self.is_stopped:
-            self._forward_began = self._engine.mark()
+        if self._forward_began_mark is None and not self.is_stopped:
+            self._forward_began_mark = self._engine.mark()
 
     def _backward_starts(self, gradient: torch.Tensor) -> None:
         self._watch_backward()
 
-    def _step_starts(self, *_: object) -> None:
+    def _end_open_step(self, *_: object) -> None:
         """End a step of the engine that is still open. Called before the optimizer's step.
 
         A step stays open after backward if a pipeline schedule left parameters without a gradient.
         """
-        if self._step is not None and not self._running:
+        if self._step is not None and not self._backward_runs:
             self._end_step(self._step)
 
     def _gradient_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
@@ -220,20 +220,20 @@ class FSDP2Source(HookedSource):
         step.pending_pieces.append(gradient.piece)
         if len(step.pending_pieces) == self._unit_sizes[unit]:
             self._send_unit(step)
-        if self._backward is None and len(step.gradients) == len(self._model.units):
+        if self._backward_callback is None and len(step.gradients) == len(self._model.units):
             self._end_step(step)
 
     # a backward
 
     @property
-    def _running(self) -> bool:
+    def _backward_runs(self) -> bool:
         """True if a backward is under way that has neither ended nor failed."""
-        return self._backward is not None and self._backward() is not None
+        return self._backward_callback is not None and self._backward_callback() is not None
 
     @property
     def _is_outside_of_autograd(self) -> bool:
         """True if no backward is under way: a pipeline's schedule reduces gradients after its backwards."""
-        return not self._running and torch._C._current_graph_task_id() == NO_BACKWARD
+        return not self._backward_runs and torch._C._current_graph_task_id() == NO_BACKWARD
 
     def _watch_backward(self) -> None:
         """Register a callback for the end of the outermost backward, if that backward has just begun.
@@ -241,26 +241,26 @@ class FSDP2Source(HookedSource):
         If no backward runs, since a pipeline schedule reduces gradients afterwards, register none: the step then ends
         with its last gradient.
         """
-        if self._running or self._is_outside_of_autograd:
+        if self._backward_runs or self._is_outside_of_autograd:
             return
         self._complete_failed_backward()
-        self._call_at_end(EndCallback(self._backward_ends))
+        self._call_at_end(EndCallback(self._register_last_callback))
 
-    def _backward_ends(self) -> None:
+    def _register_last_callback(self) -> None:
         """Register a callback that ends the step. Called by autograd when a backward has ended.
 
         The callback runs after torch's own callback, in which torch reduces units whose inputs need no gradient.
         """
         self._call_at_end(EndCallback(self._backward_ended))
 
-    def _call_at_end(self, at_end: EndCallback) -> None:
+    def _call_at_end(self, end_callback: EndCallback) -> None:
         """Let autograd call a callback at the end of the backward under way."""
-        self._backward = weakref.ref(at_end)
-        Variable._execution_engine.queue_callback(at_end)
+        self._backward_callback = weakref.ref(end_callback)
+        Variable._execution_engine.queue_callback(end_callback)
 
     def _backward_ended(self) -> None:
         """End the step of a backward that has just ended. Called by autograd."""
-        self._backward = None
+        self._backward_callback = None
         if self._step is not None:
             self._end_step(self._step)
 
@@ -269,9 +269,9 @@ class FSDP2Source(HookedSource):
 
         Do nothing if no backward failed. The means are not written, since gradients may have been zeroed meanwhile.
         """
-        if self._step is not None and not self._running:
-            self._backward = None
-            self._send_rest(self._step)
+        if self._step is not None and not self._backward_runs:
+            self._backward_callback = None
+            self._complete_step(self._step)
 
     # a step
 
@@ -294,13 +294,13 @@ class FSDP2Source(HookedSource):
         Raises:
             ExchangeError: a rank did not answer.
         """
-        self._send_rest(step)
+        self._complete_step(step)
         self._raise_failure_of_begin()
         with torch.no_grad():
             for gradient in step.gradients:
                 gradient.put_back()
 
-    def _send_rest(self, step: _Step) -> None:
+    def _complete_step(self, step: _Step) -> None:
         """Hand the remaining gradients to the engine, end the engine's step, and wait for its exchanges."""
         self._step = None
         add_times = self._times_writer()
@@ -314,11 +314,11 @@ class FSDP2Source(HookedSource):
 
 def _common_buffer(pieces: list[Piece]) -> torch.Tensor | None:
     """Return one flat view over gradients that lie in memory one after the other; ``None`` if they do not."""
-    first_piece = pieces[0].flat
-    end = first_piece.storage_offset()
+    first_flat = pieces[0].flat
+    end_offset = first_flat.storage_offset()
     for piece in pieces:
-        same_storage = piece.flat.untyped_storage().data_ptr() == first_piece.untyped_storage().data_ptr()
-        if not same_storage or piece.flat.storage_offset() != end:
+        same_storage = piece.flat.untyped_storage().data_ptr() == first_flat.untyped_storage().data_ptr()
+        if not same_storage or piece.flat.storage_offset() != end_offset:
             return None
-        end += piece.flat.numel()
-    return first_piece.as_strided((end - first_piece.storage_offset(),), (1,), first_piece.storage_offset())
+        end_offset += piece.flat.numel()
+    return first_flat.as_strided((end_offset - first_flat.storage_offset(),), (1,), first_flat.storage_offset())

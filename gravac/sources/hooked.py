@@ -46,8 +46,8 @@ class HookedSource(ABC):
         self.decided_candidate: Future[Candidate] | None = None
         self._engine = engine
         self._hook_handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._forward_began: Mark | None = None
-        self._optimizer_ended: Mark | None = None
+        self._forward_began_mark: Mark | None = None
+        self._optimizer_ended_mark: Mark | None = None
 
     @property
     @abstractmethod
@@ -65,14 +65,14 @@ class HookedSource(ABC):
     def _forward_ended(self, module: object, inputs: object, outputs: object) -> None:
         """Register hooks on the outputs of a forward, which are called when its backward begins."""
         if torch.is_grad_enabled() and not self.is_stopped:
-            tensors: Iterator[Any] = tensors_in(outputs)
-            for tensor in tensors:
+            output_tensors: Iterator[Any] = tensors_in(outputs)
+            for tensor in output_tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_starts)
 
     def _step_ended(self, *_: object) -> None:
         """Record the time at which the optimizer's step ended."""
-        self._optimizer_ended = self._engine.mark()
+        self._optimizer_ended_mark = self._engine.mark()
 
     def _begin_engines_step(self) -> None:
         """Begin the engine's step, with the present loss scale and learning rate. Called after ``Engine.open``."""
@@ -89,17 +89,17 @@ class HookedSource(ABC):
 
         Called when backward ends.
         """
-        forward_began, optimizer_ended, backward_ended = (
-            self._forward_began,
-            self._optimizer_ended,
+        forward_began_mark, optimizer_ended_mark, backward_ended_mark = (
+            self._forward_began_mark,
+            self._optimizer_ended_mark,
             self._engine.mark(),
         )
-        self._forward_began = None
+        self._forward_began_mark = None
 
         def add_times(measurement: LocalMeasurement) -> None:
-            measurement.forward_began = forward_began
-            measurement.optimizer_ended = optimizer_ended
-            measurement.backward_ended = backward_ended
+            measurement.forward_began = forward_began_mark
+            measurement.optimizer_ended = optimizer_ended_mark
+            measurement.backward_ended = backward_ended_mark
 
         return add_times
 
@@ -156,11 +156,13 @@ def tensors_in(outputs: object) -> Iterator[torch.Tensor]:
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
-        yield from (tensor for entry in outputs.values() for tensor in tensors_in(entry))
+        yield from (tensor for inner_output in outputs.values() for tensor in tensors_in(inner_output))
     elif isinstance(outputs, list | tuple):
-        yield from (tensor for entry in outputs for tensor in tensors_in(entry))
+        yield from (tensor for inner_output in outputs for tensor in tensors_in(inner_output))
     elif is_dataclass(outputs) and not isinstance(outputs, type):
-        yield from (tensor for entry in fields(outputs) for tensor in tensors_in(getattr(outputs, entry.name)))
+        yield from (
+            tensor for output_field in fields(outputs) for tensor in tensors_in(getattr(outputs, output_field.name))
+        )
 
 
 def refuse_other_hooks(parameters: Mapping[str, torch.Tensor]) -> None:

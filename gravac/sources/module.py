@@ -33,7 +33,7 @@ from gravac.guarded import GuardedCaller
 from gravac.sources.buffers import SentBuffers
 from gravac.sources.ddp import canonical_name
 from gravac.sources.ddp_private import UncopiedHook
-from gravac.sources.flags import pack, unpack
+from gravac.sources.flags import pack_flags, unpack_counts
 from gravac.sources.hooked import EndCallback, HookedSource, refuse_other_hooks
 from gravac.sources.weights import check_memory
 
@@ -69,14 +69,14 @@ class _Step:
         sends_at_end: whether groups are sent only when backward has ended.
         missing_counts: for each group, the number of gradients that have not arrived.
         arrived_names: names of parameters whose gradients were accumulated.
-        repeats: whether a gradient was accumulated twice, or within a nested backward.
+        has_repeats: whether a gradient was accumulated twice, or within a nested backward.
         groups_sent: number of groups that have been sent.
         handles: handles of all exchanges in flight.
         stand_ins: tensors of zeros that are exchanged in place of this rank's missing gradients, by parameter name. The
             exchange replaces the zeros by the mean.
         gradient_copies: gradients whose memory layout differs from their parameters', each with the copy that is
             exchanged.
-        buffers: names of the buffers that rank 0 sends, and their bytes, ``[bytes]``; ``None``: no buffer is sent.
+        sent_buffers: names of the buffers that rank 0 sends, and their bytes, ``[bytes]``; ``None``: no buffer is sent.
         flag_sums: packed flags (see 4 at the top of this file), float64, summed over the ranks in place; ``None``
             before backward ends.
         failure: error that makes this rank's gradients wrong; ``None`` if there is none.
@@ -85,12 +85,12 @@ class _Step:
     sends_at_end: bool
     missing_counts: list[int]
     arrived_names: set[str] = field(default_factory=set)
-    repeats: bool = False
+    has_repeats: bool = False
     groups_sent: int = 0
     handles: list[Handle] = field(default_factory=list)
     stand_ins: dict[str, torch.Tensor] = field(default_factory=dict)
     gradient_copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    buffers: tuple[Sequence[str], torch.Tensor] | None = None
+    sent_buffers: tuple[Sequence[str], torch.Tensor] | None = None
     flag_sums: torch.Tensor | None = None
     failure: Exception | None = None
 
@@ -132,15 +132,15 @@ class ModuleSource(HookedSource):
 
     def __init__(self, engine: Engine, *, broadcast_buffers: bool = True, waits: bool = True) -> None:
         super().__init__(engine)
-        self._waits = waits
+        self._waits_at_end = waits
         self._broadcasts_buffers = broadcast_buffers
         self._call_guarded = GuardedCaller()
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._frozen_parameters: dict[str, torch.nn.Parameter] = {}
-        self._groups: list[list[str]] = []
-        self._group_of: dict[str, int] = {}
+        self._names_by_group: list[list[str]] = []
+        self._group_number_of: dict[str, int] = {}
         self._buffers = SentBuffers()
-        self._module: weakref.ref[torch.nn.Module] | None = None
+        self._module_ref: weakref.ref[torch.nn.Module] | None = None
         self._accumulate_depth = 0
         self._next_step_sends_at_end = True
         self._backward: _Backward | None = None
@@ -151,7 +151,7 @@ class ModuleSource(HookedSource):
     @property
     def module(self) -> torch.nn.Module | None:
         """The module whose gradients are averaged; ``None`` if there is none, or if it was deleted."""
-        return self._module() if self._module is not None else None
+        return self._module_ref() if self._module_ref is not None else None
 
     def bind(self, module: torch.nn.Module) -> None:
         """Store names and shapes of the parameters to train: those that require a gradient.
@@ -176,8 +176,8 @@ class ModuleSource(HookedSource):
         self._frozen_parameters = {
             name: parameter for name, parameter in all_parameters.items() if not parameter.requires_grad
         }
-        self._groups = _exchange_groups(parameters)
-        self._group_of = {name: number for number, names in enumerate(self._groups) for name in names}
+        self._names_by_group = _exchange_groups(parameters)
+        self._group_number_of = {name: number for number, names in enumerate(self._names_by_group) for name in names}
         self._buffers = SentBuffers(module if self._broadcasts_buffers else None)
 
     @property
@@ -205,10 +205,15 @@ class ModuleSource(HookedSource):
                 steps within backward; nothing was changed.
         """
         refuse_other_hooks(self._parameters)
-        self._module = weakref.ref(module)
-        disable: Any = torch.compiler.disable  # in a module that is compiled in place, hooks would be compiled with it
-        pre_hook, end_hook = UncopiedHook(disable(self._forward_starts)), UncopiedHook(disable(self._forward_ended))
-        self._hook_handles = [module.register_forward_pre_hook(pre_hook), module.register_forward_hook(end_hook)]
+        self._module_ref = weakref.ref(module)
+        uncompiled: Any = (
+            torch.compiler.disable
+        )  # in a module that is compiled in place, hooks would be compiled with it
+        start_hook, end_hook = (
+            UncopiedHook(uncompiled(self._forward_starts)),
+            UncopiedHook(uncompiled(self._forward_ended)),
+        )
+        self._hook_handles = [module.register_forward_pre_hook(start_hook), module.register_forward_hook(end_hook)]
         trained_parameters: dict[str, Any] = {**self._parameters}
         for name, parameter in trained_parameters.items():
             hook = functools.partial(self._accumulated, name)
@@ -228,9 +233,9 @@ class ModuleSource(HookedSource):
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
-        self._module = self.optimizer = self.loss_scale = None
+        self._module_ref = self.optimizer = self.loss_scale = None
         self._backward = self._step = self._ended_step = self._unread_flag_sums = None
-        self._forward_began = self._optimizer_ended = None
+        self._forward_began_mark = self._optimizer_ended_mark = None
         self._next_step_sends_at_end = True
 
     @contextmanager
@@ -265,21 +270,21 @@ class ModuleSource(HookedSource):
             handle.wait()
         self._raise_failure_of_begin()
         self._unread_flag_sums = step.flag_sums
-        counts = self._read_flag_sums() if self._engine.schedule.host_looks or step.stand_ins else None
+        rank_counts = self._read_flag_sums() if self._engine.schedule.host_looks or step.stand_ins else None
         with torch.no_grad():
-            for gradient, copy in step.gradient_copies:
-                gradient.copy_(copy)
+            for gradient, gradient_copy in step.gradient_copies:
+                gradient.copy_(gradient_copy)
             for name, mean in step.stand_ins.items():
-                if counts is not None and counts.gradient_ranks[name]:
+                if rank_counts is not None and rank_counts.gradient_ranks[name]:
                     self._parameters[name].grad = mean
-            if step.buffers is not None and self._engine.state.rank:
-                names, flat = step.buffers
-                self._buffers.overwrite(names, flat)
+            if step.sent_buffers is not None and self._engine.state.rank:
+                names, packed_buffers = step.sent_buffers
+                self._buffers.overwrite(names, packed_buffers)
         if step.failure is not None:
             raise step.failure
-        if counts is not None and counts.failed_ranks:
+        if rank_counts is not None and rank_counts.failed_ranks:
             raise RuntimeError(
-                f"gravac: backward failed on {counts.failed_ranks} of {self._engine.state.world} ranks, so the "
+                f"gravac: backward failed on {rank_counts.failed_ranks} of {self._engine.state.world} ranks, so the "
                 "gradients of this step are not the mean of all ranks; skip this optimizer step on all ranks, or stop"
             )
 
@@ -293,7 +298,7 @@ class ModuleSource(HookedSource):
         """
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return  # evaluation, or activation checkpointing, which computes a forward again
-        self._complete_failed_backward(self._waits)
+        self._complete_failed_backward(self._waits_at_end)
         if self.is_stopped:
             return
         for name, parameter in self._frozen_parameters.items():
@@ -302,8 +307,8 @@ class ModuleSource(HookedSource):
                     f"module: parameter {name} requires a gradient, but did not when attach was called, so ranks "
                     "would not exchange the parameter; call detach(), and attach() again"
                 )
-        if self._forward_began is None:
-            self._forward_began = self._engine.mark()
+        if self._forward_began_mark is None:
+            self._forward_began_mark = self._engine.mark()
 
     def _backward_starts(self, gradient: torch.Tensor) -> None:
         self._watch_backward()
@@ -326,19 +331,19 @@ class ModuleSource(HookedSource):
 
     def _watch_backward(self) -> _Backward:
         """Return the outermost backward under way; if it has just begun, register a callback for its end."""
-        if (running := self._running_backward) is not None:
-            return running
+        if (running_backward := self._running_backward) is not None:
+            return running_backward
         backward_id = torch._C._current_graph_task_id()
         if backward_id == -1:
             raise TypeError(
                 "compiled autograd runs no backward in which gravac could exchange gradients; compile without compiled "
                 "autograd: torch._dynamo.config.compiled_autograd = False"
             )
-        self._complete_failed_backward(self._waits)
-        at_end = EndCallback(self._backward_ended)
+        self._complete_failed_backward(self._waits_at_end)
+        end_callback = EndCallback(self._backward_ended)
         exchanges = not (self.is_stopped or self._accumulate_depth)
-        self._backward = _Backward(backward_id, exchanges, weakref.ref(at_end))
-        Variable._execution_engine.queue_callback(at_end)
+        self._backward = _Backward(backward_id, exchanges, weakref.ref(end_callback))
+        Variable._execution_engine.queue_callback(end_callback)
         return self._backward
 
     def _backward_ended(self) -> None:
@@ -346,7 +351,7 @@ class ModuleSource(HookedSource):
         self._backward = None
         if self._step is not None:
             self._end_step(self._step)
-            if self._waits:
+            if self._waits_at_end:
                 self.wait()
 
     def _complete_failed_backward(self, waits: bool) -> None:
@@ -383,12 +388,12 @@ class ModuleSource(HookedSource):
         if self._buffers.watched_names:
             self._read_flag_sums()
         self._begin_engines_step()
-        self._step = step = _Step(self._next_step_sends_at_end, [len(names) for names in self._groups])
+        self._step = step = _Step(self._next_step_sends_at_end, [len(names) for names in self._names_by_group])
         self._buffers.detect_changes()
         if self._buffers.sent_names:
-            flat = self._buffers.pack(engine.device)
-            step.buffers = tuple(self._buffers.sent_names), flat
-            step.handles.append(self._exchange(_broadcast_in_place(flat)))
+            packed_buffers = self._buffers.pack(engine.device)
+            step.sent_buffers = tuple(self._buffers.sent_names), packed_buffers
+            step.handles.append(self._exchange(_broadcast_in_place(packed_buffers)))
         return step
 
     def _gradient_arrives(self, name: str, is_nested: bool) -> None:
@@ -400,18 +405,20 @@ class ModuleSource(HookedSource):
         """
         step = self._step or self._begin_step()
         if is_nested or name in step.arrived_names:
-            step.sends_at_end = step.repeats = True
+            step.sends_at_end = step.has_repeats = True
         if name in step.arrived_names:
-            if self._group_of[name] < step.groups_sent and step.failure is None:
+            if self._group_number_of[name] < step.groups_sent and step.failure is None:
                 step.failure = RuntimeError(
                     f"module: the gradient of {name} was accumulated again after it had been sent to the other ranks, "
                     "as activation checkpointing with use_reentrant=True does; use use_reentrant=False"
                 )
             return
         step.arrived_names.add(name)
-        step.missing_counts[self._group_of[name]] -= 1
+        step.missing_counts[self._group_number_of[name]] -= 1
         while (
-            not step.sends_at_end and step.groups_sent < len(self._groups) and not step.missing_counts[step.groups_sent]
+            not step.sends_at_end
+            and step.groups_sent < len(self._names_by_group)
+            and not step.missing_counts[step.groups_sent]
         ):
             self._send_group(step)
 
@@ -422,10 +429,10 @@ class ModuleSource(HookedSource):
             step: state of the step under way.
             as_zeros: whether zeros are sent in place of the gradients.
         """
-        names = self._groups[step.groups_sent]
+        names = self._names_by_group[step.groups_sent]
         step.groups_sent += 1
-        tensors = [(name, self._tensor_to_send(step, name, as_zeros)) for name in names]
-        step.handles.append(self._engine.ready(tensors))
+        named_tensors = [(name, self._tensor_to_send(step, name, as_zeros)) for name in names]
+        step.handles.append(self._engine.ready(named_tensors))
 
     def _tensor_to_send(self, step: _Step, name: str, as_zeros: bool) -> torch.Tensor:
         """Return the tensor to exchange, of a parameter's shape and memory layout: its gradient, a copy, or zeros."""
@@ -442,22 +449,22 @@ class ModuleSource(HookedSource):
         gradient = gradient.detach()
         if _has_layout_of(gradient, parameter):
             return gradient
-        copy = torch.empty_like(parameter.detach(), dtype=gradient.dtype).copy_(gradient)
-        step.gradient_copies.append((gradient, copy))
-        return copy
+        gradient_copy = torch.empty_like(parameter.detach(), dtype=gradient.dtype).copy_(gradient)
+        step.gradient_copies.append((gradient, gradient_copy))
+        return gradient_copy
 
     def _end_step(self, step: _Step) -> None:
         """Send the remaining groups of gradients, then the flags (see 4 at the file's top); end the engine's step."""
         add_times = self._times_writer()
         self._step = None
-        self._next_step_sends_at_end = step.repeats
+        self._next_step_sends_at_end = step.has_repeats
 
         send_zeros = step.failure is not None and not isinstance(step.failure, TypeError)
-        while step.groups_sent < len(self._groups):
+        while step.groups_sent < len(self._names_by_group):
             self._send_group(step, as_zeros=send_zeros)
         self._engine.flush()
         flags = [step.failure is not None, *(name not in step.stand_ins for name in self._parameters)]
-        packed_flags = pack([*flags, *self._buffers.changed_flags], self._engine.state.world)
+        packed_flags = pack_flags([*flags, *self._buffers.changed_flags], self._engine.state.world)
         step.flag_sums = torch.tensor(packed_flags, dtype=torch.float64).to(self._engine.device)
         step.handles.append(self._exchange(_sum_in_place(step.flag_sums)))
         self._engine.end(add_times)
@@ -485,10 +492,10 @@ class ModuleSource(HookedSource):
         if flag_sums is None:
             return None
         flag_count = 1 + len(self._parameters) + len(self._buffers.watched_names)
-        failed_ranks, *counts = unpack(flag_sums.tolist(), flag_count, self._engine.state.world)
-        gradients = dict(zip(self._parameters, counts, strict=False))
-        self._buffers.set_sent(counts[len(self._parameters) :])
-        return _RankCounts(failed_ranks, gradients)
+        failed_ranks, *rank_counts = unpack_counts(flag_sums.tolist(), flag_count, self._engine.state.world)
+        gradient_ranks = dict(zip(self._parameters, rank_counts, strict=False))
+        self._buffers.set_sent(rank_counts[len(self._parameters) :])
+        return _RankCounts(failed_ranks, gradient_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,9 +513,9 @@ class _RankCounts:
 
 def _sum_in_place(tensor: torch.Tensor) -> Job:
     """Sum a tensor, of any shape, over the ranks, in place; a generator of collectives, which an executor runs."""
-    (total,) = yield [AllReduce(tensor)]
-    if total is not tensor:
-        tensor.copy_(total)
+    (tensor_sum,) = yield [AllReduce(tensor)]
+    if tensor_sum is not tensor:
+        tensor.copy_(tensor_sum)
 
 
 def _broadcast_in_place(tensor: torch.Tensor) -> Job:
@@ -535,13 +542,13 @@ def _exchange_groups(parameters: Mapping[str, torch.nn.Parameter]) -> list[list[
 def _refuse_sharded(module: torch.nn.Module, parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Raise a ``TypeError`` if each rank has only a shard of a module or of a parameter."""
     for path, child in module.named_modules():
-        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(child).__mro__):
+        if any(ancestor.__name__ == "FullyShardedDataParallel" for ancestor in type(child).__mro__):
             raise TypeError(
                 f"module: {path or 'the whole module'} is in shards (FullyShardedDataParallel), whose gradients "
                 "FSDP exchanges; use the plain module, or fully_shard (FSDP2) on a mesh with replicas"
             )
     for name, parameter in parameters.items():
-        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+        if any(ancestor.__name__ == "DTensor" for ancestor in type(parameter).__mro__):
             raise TypeError(
                 f"module: parameter {name} is in shards (DTensor: fully_shard, or tensor parallelism), whose gradients "
                 "are exchanged already; use the plain module"
@@ -565,10 +572,10 @@ def _refuse_unplaced(
                 f"module: parameter {name} has no memory yet; run a forward, or move the module to a device, before "
                 "attach"
             )
-    devices = {parameter.device: name for name, parameter in parameters.items()}
-    if len(devices) > 1:
-        listed = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        raise ValueError(f"module: parameters lie on several devices ({listed}); move them to one device")
+    name_by_device = {parameter.device: name for name, parameter in parameters.items()}
+    if len(name_by_device) > 1:
+        devices_text = ", ".join(f"{name} on {device}" for device, name in name_by_device.items())
+        raise ValueError(f"module: parameters lie on several devices ({devices_text}); move them to one device")
 
 
 def _has_layout_of(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -19,24 +19,24 @@ def check_memory(module: torch.nn.Module) -> None:
             to train has gaps in memory, or shares memory with another parameter or with a buffer.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    for kind, tensors_by_name in (("parameter", parameters), ("buffer", buffers)):
+    for tensor_kind, tensors_by_name in (("parameter", parameters), ("buffer", buffers)):
         for name, tensor in tensors_by_name.items():
-            refuse_overlap(f"{kind} {canonical_name(name)}", tensor)
-    trained_parameters = {
+            refuse_overlap(f"{tensor_kind} {canonical_name(name)}", tensor)
+    parameter_by_label = {
         f"parameter {canonical_name(name)}": parameter
         for name, parameter in parameters.items()
         if parameter.requires_grad
     }
-    for name, parameter in trained_parameters.items():
+    for name, parameter in parameter_by_label.items():
         if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
             raise ValueError(
                 f"module: {name} has shape {tuple(parameter.shape)} and strides {parameter.stride()}, which leave gaps "
                 "in memory; replace it by torch.nn.Parameter(parameter.detach().contiguous())"
             )
-    with_buffers = {f"buffer {name}": buffer for name, buffer in buffers.items()}
+    buffer_by_label = {f"buffer {name}": buffer for name, buffer in buffers.items()}
     _refuse_shared(
-        {name: tensor for name, tensor in trained_parameters.items() if tensor.numel()},
-        {name: tensor for name, tensor in with_buffers.items() if tensor.numel()},
+        {name: tensor for name, tensor in parameter_by_label.items() if tensor.numel()},
+        {name: tensor for name, tensor in buffer_by_label.items() if tensor.numel()},
     )
 
 
@@ -47,18 +47,18 @@ def _refuse_shared(trained_parameters: Mapping[str, torch.Tensor], buffers: Mapp
         trained_parameters: parameters to train, of any shapes, by the name that an error shows.
         buffers: buffers, of any shapes, by the name that an error shows.
     """
-    ranges = [
+    memory_ranges = [
         _MemoryRange.of(name, tensor, is_trained)
         for is_trained, tensors_by_name in ((True, trained_parameters), (False, buffers))
         for name, tensor in tensors_by_name.items()
     ]
     furthest_range: _MemoryRange | None = None  # range with the highest end so far in its storage
-    for memory_range in sorted(ranges):
-        same_storage = furthest_range is not None and furthest_range.storage == memory_range.storage
+    for memory_range in sorted(memory_ranges):
+        same_storage = furthest_range is not None and furthest_range.storage_id == memory_range.storage_id
         if (
             furthest_range is not None
             and same_storage
-            and memory_range.start < furthest_range.end
+            and memory_range.first_byte < furthest_range.end_byte
             and (memory_range.is_trained or furthest_range.is_trained)
         ):
             raise ValueError(
@@ -66,7 +66,7 @@ def _refuse_shared(trained_parameters: Mapping[str, torch.Tensor], buffers: Mapp
                 "change both tensors; tie parameters by giving one Parameter two names, and keep buffers in memory of "
                 "their own"
             )
-        if furthest_range is None or not same_storage or memory_range.end > furthest_range.end:
+        if furthest_range is None or not same_storage or memory_range.end_byte > furthest_range.end_byte:
             furthest_range = memory_range
 
 
@@ -74,25 +74,27 @@ class _MemoryRange(NamedTuple):
     """Range of bytes, from a tensor's first to its last element, in the tensor's storage (``torch.UntypedStorage``).
 
     Attributes:
-        storage: number that identifies the storage.
-        start: offset of the first byte in the storage.
-        end: offset of the byte after the last byte.
+        storage_id: number that identifies the storage.
+        first_byte: offset of the first byte in the storage.
+        end_byte: offset of the byte after the last byte.
         name: the tensor's name, for errors.
         is_trained: whether the tensor is a parameter to train.
     """
 
-    storage: int
-    start: int
-    end: int
+    storage_id: int
+    first_byte: int
+    end_byte: int
     name: str
     is_trained: bool
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, is_trained: bool) -> "_MemoryRange":
         """Return the range of bytes that a tensor, of any shape, covers in its storage."""
-        element_bytes, start = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
+        element_bytes, first_byte = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
         last_index = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-        return cls(tensor.untyped_storage()._cdata, start, start + element_bytes * (1 + last_index), name, is_trained)
+        return cls(
+            tensor.untyped_storage()._cdata, first_byte, first_byte + element_bytes * (1 + last_index), name, is_trained
+        )
 
 
 def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
@@ -106,8 +108,8 @@ def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
         ValueError: the tensor is sparse or quantized, or several of its elements share memory.
     """
     if tensor.layout != torch.strided or tensor.is_quantized:
-        kind = "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
-        raise ValueError(f"module: {subject} is {kind}, which ranks cannot exchange; use a dense tensor")
+        storage_text = "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
+        raise ValueError(f"module: {subject} is {storage_text}, which ranks cannot exchange; use a dense tensor")
     last_index = 0  # offset of the last element, in elements, over the dimensions so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and tensor.numel() and stride <= last_index:
@@ -135,8 +137,12 @@ def broadcast_weights(module: torch.nn.Module, group: dist.ProcessGroup | None) 
     first_rank = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in (*module.parameters(), *module.buffers()):
         detached_tensor = tensor.detach()
-        contiguous = detached_tensor.resolve_conj().resolve_neg().contiguous()
-        if contiguous.numel():
-            dist.broadcast(contiguous.reshape(-1).view(torch.uint8), first_rank, group=group)
-        if contiguous.data_ptr() != detached_tensor.data_ptr() or detached_tensor.is_conj() or detached_tensor.is_neg():
-            detached_tensor.copy_(contiguous)
+        contiguous_tensor = detached_tensor.resolve_conj().resolve_neg().contiguous()
+        if contiguous_tensor.numel():
+            dist.broadcast(contiguous_tensor.reshape(-1).view(torch.uint8), first_rank, group=group)
+        if (
+            contiguous_tensor.data_ptr() != detached_tensor.data_ptr()
+            or detached_tensor.is_conj()
+            or detached_tensor.is_neg()
+        ):
+            detached_tensor.copy_(contiguous_tensor)

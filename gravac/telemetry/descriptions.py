@@ -15,7 +15,7 @@ from dataclasses import replace
 from gravac.candidate import Candidate, Dropped, Forecast, Mode
 from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, RunRecord, StepRecord
 
-MODES: Mapping[Mode, str] = {
+MODE_TEXTS: Mapping[Mode, str] = {
     "native": "DDP exchanges by itself",
     "hook": "gravac exchanges gradients in each step",
     "outer": "ranks train on their own between exchanges",
@@ -116,8 +116,8 @@ def describe_reason(reason: str, forecasts: Iterable[Forecast]) -> str:
     descriptions = {str(forecast.candidate): _in_sentence(forecast) for forecast in forecasts}
     if not descriptions:
         return reason
-    names = "|".join(re.escape(name) for name in sorted(descriptions, key=len, reverse=True))
-    return re.sub(rf"(?<!\S)(?:{names})(?!\w)", lambda match: descriptions[match.group()], reason)
+    names_pattern = "|".join(re.escape(name) for name in sorted(descriptions, key=len, reverse=True))
+    return re.sub(rf"(?<!\S)(?:{names_pattern})(?!\w)", lambda match: descriptions[match.group()], reason)
 
 
 def describe_run(run: RunRecord) -> str:
@@ -127,14 +127,16 @@ def describe_run(run: RunRecord) -> str:
         candidate_lines = "\n".join(f"- {describe_forecast(forecast)}" for forecast in run.forecasts)
         paragraphs.append("**Candidates**\n\n" + candidate_lines)
     if run.timed:
-        methods = {forecast.candidate.cf: forecast.method for forecast in run.forecasts if not forecast.candidate.dense}
-        timed_methods = ", ".join(methods.get(cf) or f"{cf:g}x" for cf in run.timed)
+        method_by_cf = {
+            forecast.candidate.cf: forecast.method for forecast in run.forecasts if not forecast.candidate.dense
+        }
+        timed_methods = ", ".join(method_by_cf.get(cf) or f"{cf:g}x" for cf in run.timed)
         paragraphs.append(f"Encode and decode were timed on the gradients' device, at {timed_methods}.")
     if run.dropped:
         dropped_lines = "\n".join(f"- {describe_dropped(candidate, run.world_size)}" for candidate in run.dropped)
         paragraphs.append("**Dropped**\n\n" + dropped_lines)
     if run.settings:
-        paragraphs.append("**Settings**\n\n" + _table(("setting", "value"), run.settings.items()))
+        paragraphs.append("**Settings**\n\n" + _markdown_table(("setting", "value"), run.settings.items()))
     return "\n\n".join(paragraphs)
 
 
@@ -178,11 +180,11 @@ def describe_decision(
         forecasts: forecasts of the candidates that the run may choose.
     """
     change = _describe_change(decision, previous, forecasts)
-    phase = f" ({decision.phase})" if decision.phase else ""
+    phase_text = f" ({decision.phase})" if decision.phase else ""
     window_text = _describe_window(decision)
-    change_text = f"**{change}**" if decision.changed else change
+    bold_change_text = f"**{change}**" if decision.changed else change
     reason = describe_reason(decision.reason, forecasts)
-    return f"{change_text}{phase}: {reason}" + (f" — {window_text}" if window_text else "")
+    return f"{bold_change_text}{phase_text}: {reason}" + (f" — {window_text}" if window_text else "")
 
 
 def tabulate_changes(
@@ -206,7 +208,9 @@ def tabulate_changes(
         for decision, previous in changes
     ]
     title = f"{len(rows)} of {decisions} decisions changed the candidate that runs"
-    return title + ("\n\n" + _table(("change", "reason", "measured in the window before"), rows) if rows else "")
+    return title + (
+        "\n\n" + _markdown_table(("change", "reason", "measured in the window before"), rows) if rows else ""
+    )
 
 
 def _describe_change(
@@ -221,12 +225,12 @@ def _describe_change(
     """
     text_after = describe_candidate(forecast_of(decision, forecasts))
     text_before = text_after if previous is None else describe_candidate(forecast_of(previous, forecasts))
-    modes = (
+    modes_text = (
         ""
         if previous is None or previous.mode == decision.mode
-        else f" ({MODES[previous.mode]} → {MODES[decision.mode]})"
+        else f" ({MODE_TEXTS[previous.mode]} → {MODE_TEXTS[decision.mode]})"
     )
-    return text_after if text_before == text_after and not modes else f"{text_before} → {text_after}{modes}"
+    return text_after if text_before == text_after and not modes_text else f"{text_before} → {text_after}{modes_text}"
 
 
 def _method_name(forecast: Forecast) -> str:
@@ -247,13 +251,13 @@ def _describe_window(decision: DecisionRecord) -> str:
     return "; ".join(phrases)
 
 
-def _table(headings: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+def _markdown_table(headings: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
     """Return a table in Markdown."""
     lines = [headings, tuple("---" for _ in headings), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(_cell_text(content) for content in line) + " |" for line in lines)
 
 
-def _cell(content: object) -> str:
+def _cell_text(content: object) -> str:
     """Return the text of a table's cell: vertical bars are escaped, and line breaks become spaces."""
     return str(content).replace("|", "\\|").replace("\n", " ")
 
@@ -262,7 +266,7 @@ def describe_mode_change(change: ModeRecord) -> str:
     """Return a text about a change of the mode in which steps run, with its milliseconds and megabytes."""
     sent_text = f", {change.wire_bytes / 1e6:.3g} MB sent" if change.wire_bytes else ""
     return (
-        f"from step {change.step} on: {MODES[change.before]} → {MODES[change.after]}; the change took "
+        f"from step {change.step} on: {MODE_TEXTS[change.before]} → {MODE_TEXTS[change.after]}; the change took "
         f"{1000 * change.seconds:.3g} ms{sent_text}"
     )
 

@@ -40,7 +40,7 @@ RECORD_CLASSES: dict[str, type[Record]] = {
 RUN_VERSION = 6
 """Value of ``"version"`` in the line of a ``RunRecord``; lines of another version cannot be read."""
 
-Check = Callable[[Record], None]
+CheckRecord = Callable[[Record], None]
 """Function that is called with a record, and raises a ``ValueError`` (field and content) to reject the record."""
 
 INTEGER_BOUND, LARGEST_NUMBER = 2**63, 1e100
@@ -59,7 +59,7 @@ ACCEPTED_TEXTS = {
 }
 """What a field accepts, as text for error messages, by the type of pydantic's error; ``"setting"``: a run's setting."""
 
-_KIND_OF_CLASS = {record: kind for kind, record in RECORD_CLASSES.items()}
+_KIND_OF_CLASS = {record_class: kind for kind, record_class in RECORD_CLASSES.items()}
 _encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
 
 
@@ -136,7 +136,7 @@ def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
     }
 
 
-def read_jsonl(path: str | Path, check: Check = lambda record: None) -> list[Record]:
+def read_jsonl(path: str | Path, check: CheckRecord = lambda record: None) -> list[Record]:
     """Return the records of a file that ``JSONLSink`` wrote, of all runs in the file, in order.
 
     A line that a crash cut short is left out: the file's last line, or the last line before another run's first line. A
@@ -153,34 +153,35 @@ def read_jsonl(path: str | Path, check: Check = lambda record: None) -> list[Rec
     return list(_read_records(Path(path), check))
 
 
-def _read_records(path: Path, check: Check) -> Iterator[Record]:
+def _read_records(path: Path, check: CheckRecord) -> Iterator[Record]:
     """Yield the records of a file one by one, without lines that a crash cut short.
 
     Arguments and exceptions are those of ``read_jsonl``.
     """
     cut_line: tuple[int, Exception] | None = None
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+    with path.open("rb") as file:
+        for line_number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            record, fault = None, None
+            record, line_fault = None, None
             try:
                 parsed_line = json.loads(line, parse_int=_parse_integer, parse_float=_parse_number)
             except (ValueError, RecursionError) as error:
-                fault = number, error
+                line_fault = line_number, error
             else:
                 try:
                     record = _record_from(parsed_line)
                     check(record)
                 except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: not a record of gravac: {error}") from None
+                    raise ValueError(f"{path}, line {line_number}: not a record of gravac: {error}") from None
             if cut_line is not None and not isinstance(record, RunRecord):
                 raise ValueError(
-                    f"{path}, line {cut_line[0]}: not a record of gravac ({cut_line[1]!r}); remove the line"
+                    f"{path}, line {cut_line[0]}: not a record of gravac: not JSON "
+                    f"({getattr(cut_line[1], 'msg', cut_line[1])}); remove the line"
                 )
             if record is not None:
                 yield record
-            cut_line = fault
+            cut_line = line_fault
 
 
 def _record_from(parsed_line: Any) -> Record:
@@ -217,11 +218,11 @@ def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
     for fault in faults:
         if fault["type"] != "float_type" or fault["input"] is not None:
             raise ValueError(_describe_fault(fault))
-        *path, name = fault["loc"]
-        container: Any = parsed_line
-        for key in path:
-            container = container[key]
-        container[name] = math.nan
+        *container_keys, field_name = fault["loc"]
+        parent_of_field: Any = parsed_line
+        for container_key in container_keys:
+            parent_of_field = parent_of_field[container_key]
+        parent_of_field[field_name] = math.nan
     return _validate(record_class, parsed_line)
 
 
@@ -250,16 +251,16 @@ def _describe_fault(fault: ErrorDetails) -> str:
         location, error_type = location[:2], "setting"
     elif error_type == "missing" and isinstance(location[-1], int):  # an element of a pair
         location, error_type = location[:-1], "too_long"
-    path, content = "/".join(map(str, location)), f"{fault['input']!r:.80}"
+    field_path, content_text = "/".join(map(str, location)), f"{fault['input']!r:.80}"
     if error_type == "missing":
-        return f"{path}: the field is missing"
+        return f"{field_path}: the field is missing"
     if error_type == "literal_error":
         allowed_values = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return f"{path}: {content} is none of {allowed_values}"
+        return f"{field_path}: {content_text} is none of {allowed_values}"
     return (
-        f"{path}: {content} is not {ACCEPTED_TEXTS[error_type]}"
+        f"{field_path}: {content_text} is not {ACCEPTED_TEXTS[error_type]}"
         if error_type in ACCEPTED_TEXTS
-        else f"{path}: {content}: {fault['msg']}"
+        else f"{field_path}: {content_text}: {fault['msg']}"
     )
 
 

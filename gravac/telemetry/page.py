@@ -14,7 +14,7 @@ OUTER_WIRE_RATIO = PREFIX + "wire_ratio_of_outer_steps"
 """Tag of the wire ratio of outer steps, which outer steps have in place of a CF."""
 CF_LOG10 = PREFIX + "cf_log10"
 """Tag of the compression factor's decimal logarithm: 0 is dense."""
-GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
+GAIN_TAGS = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
 """Tags of a window's gain, and of the lowest and highest gain of its steps; written at decisions."""
 
 STEP_TAGS = {
@@ -47,7 +47,7 @@ STEPS_OF_RANKS = PREFIX + "steps_of_ranks/"
 DRIFT = PREFIX + "drift"
 """Tag of the drift in a round of outer steps: 1 if all ranks move the same way, see ``AgreedNumbers``."""
 
-STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
+STAIRCASE_FIELDS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
 """Fields of ``StepRecord`` whose curves are staircases, as the CF's: points are added before and after each change."""
 
 WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
@@ -56,7 +56,7 @@ WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
 DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 """Tag of the bytes that a rank would have sent so far by dense float32 all-reduces, GB."""
 
-END = "gravac_end/"
+END_PREFIX = "gravac_end/"
 """Prefix of the tags of a run's totals, which are single points; tags of curves have the prefix ``PREFIX``."""
 
 PROGRESS_TEXT = PREFIX + "progress"
@@ -89,7 +89,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "Wire ratio: how many times fewer bytes than dense float32": _lines(STEP_TAGS["wire_ratio"]),
         "Compression factor, each method's own measure (1 is dense; the tab Text names the methods)": _lines(CF),
         "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
-        "Gain of each window, and of its lowest and highest step": ["Margin", list(GAIN)],
+        "Gain of each window, and of its lowest and highest step": ["Margin", list(GAIN_TAGS)],
     },
     "gravac: throughput, time and bytes": {
         "Throughput, samples/s": _lines(STEP_TAGS["t_system"], STEP_TAGS["t_compression"]),
@@ -119,12 +119,13 @@ def efficiency_tags(name: str) -> tuple[str, str, str]:
     return tag, tag + "/low", tag + "/high"
 
 
-def layout(outer: bool, measured: Sequence[str] = ()) -> dict[str, dict[str, list[Any]]]:
+def layout(may_run_outer: bool, measured_names: Sequence[str] = ()) -> dict[str, dict[str, list[Any]]]:
     """Return the layout of a run's charts: ``LAYOUT``, with further charts if the run needs them.
 
     Args:
-        outer: whether the run may make outer steps; if so, the layout has charts of their rounds.
-        measured: names of the candidates whose efficiency was measured by trials; each has a chart of its efficiency.
+        may_run_outer: whether the run may make outer steps; if so, the layout has charts of their rounds.
+        measured_names: names of the candidates whose efficiency was measured by trials; each has a chart of its
+            efficiency.
     """
     round_charts = {
         "Wire ratio of outer steps (shown instead of a compression factor)": _lines(OUTER_WIRE_RATIO),
@@ -137,11 +138,11 @@ def layout(outer: bool, measured: Sequence[str] = ()) -> dict[str, dict[str, lis
     first_category, *other_categories = LAYOUT.items()
     efficiency_charts: dict[str, list[Any]] = {
         f"Efficiency of {name}: progress of a step / of a dense step": ["Margin", list(efficiency_tags(name))]
-        for name in measured
+        for name in measured_names
     }
     return dict(
         [
-            (first_category[0], {**first_category[1], **(round_charts if outer else {}), **efficiency_charts}),
+            (first_category[0], {**first_category[1], **(round_charts if may_run_outer else {}), **efficiency_charts}),
             *other_categories,
         ]
     )

@@ -27,21 +27,21 @@ class Points:
 
     def __init__(self, every: int, write: WritePoint) -> None:
         self._every, self._write = every, write
-        self._steps: list[StepRecord] = []
+        self._steps_of_point: list[StepRecord] = []
         self._previous_step: StepRecord | None = None
         self._sent_gigabytes = [0.0, 0.0]
 
     def add(self, step: StepRecord) -> None:
         """Add a step; write a point if the steps since the last point cover ``every`` training steps or more."""
-        if self._previous_step is None or _equal_fields(self._previous_step) != _equal_fields(step):
+        if self._previous_step is None or _fields_equal_in_point(self._previous_step) != _fields_equal_in_point(step):
             self.flush()
-            staircase_numbers = {page.STEP_TAGS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
+            staircase_numbers = {page.STEP_TAGS[name]: per_step(step, name) or 0.0 for name in page.STAIRCASE_FIELDS}
             self._write_finite(_candidate_numbers(step) | staircase_numbers, step.step)
-        self._steps.append(step)
+        self._steps_of_point.append(step)
         self._previous_step = step
         self._sent_gigabytes[0] += step.wire_bytes / 1e9
         self._sent_gigabytes[1] += step.dense_wire_bytes / 1e9
-        if sum(step.steps for step in self._steps) >= self._every:
+        if sum(added_step.steps for added_step in self._steps_of_point) >= self._every:
             self.flush()
 
     def flush(self) -> None:
@@ -49,24 +49,26 @@ class Points:
 
         Without such steps, write nothing.
         """
-        if not self._steps:
+        if not self._steps_of_point:
             return
-        steps, self._steps = self._steps, []
-        numbers = _candidate_numbers(steps[-1]) | {page.STEP_TAGS[name]: mean for name, mean in means(steps).items()}
-        numbers[page.WIRE_GIGABYTES], numbers[page.DENSE_WIRE_GIGABYTES] = self._sent_gigabytes
-        self._write_finite(numbers, steps[-1].step)
+        steps, self._steps_of_point = self._steps_of_point, []
+        numbers_by_tag = _candidate_numbers(steps[-1]) | {
+            page.STEP_TAGS[name]: mean for name, mean in means(steps).items()
+        }
+        numbers_by_tag[page.WIRE_GIGABYTES], numbers_by_tag[page.DENSE_WIRE_GIGABYTES] = self._sent_gigabytes
+        self._write_finite(numbers_by_tag, steps[-1].step)
 
-    def _write_finite(self, numbers: dict[str, float], step: int) -> None:
+    def _write_finite(self, numbers_by_tag: dict[str, float], step: int) -> None:
         """Write those numbers that are finite.
 
         Args:
-            numbers: numbers by tag.
+            numbers_by_tag: numbers by tag.
             step: number of the training step of these numbers.
         """
-        self._write({tag: number for tag, number in numbers.items() if math.isfinite(number)}, step)
+        self._write({tag: number for tag, number in numbers_by_tag.items() if math.isfinite(number)}, step)
 
 
-def _equal_fields(step: StepRecord) -> tuple[object, ...]:
+def _fields_equal_in_point(step: StepRecord) -> tuple[object, ...]:
     """Return the fields of a record that are equal in all steps of a point: the candidate, and each rank's steps.
 
     Each rank's steps are those that it made in a round of outer steps.

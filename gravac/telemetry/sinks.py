@@ -45,11 +45,11 @@ class Sinks:
         if self._log_dir is not None:
             self._sinks.append(TensorBoardSink(self._log_dir))
             self._sinks.append(JSONLSink(self._log_dir / "gravac.jsonl"))
-        weak_close = weakref.WeakMethod(self.close)
+        weak_close_method = weakref.WeakMethod(self.close)
 
         def at_exit() -> None:
-            if (close_if_alive := weak_close()) is not None:
-                close_if_alive()
+            if (close_method := weak_close_method()) is not None:
+                close_method()
 
         atexit.register(at_exit)
 

@@ -58,7 +58,7 @@ class TensorBoardSink:
         self._run_record: RunRecord | None = None
         self._decision_count = 0
         self._measured_names: tuple[str, ...] = ()
-        self._changes: list[tuple[DecisionRecord, DecisionRecord | StepRecord | None]] = []
+        self._candidate_changes: list[tuple[DecisionRecord, DecisionRecord | StepRecord | None]] = []
         # record that names the candidate that runs: that of the first step, later that of the newest decision
         self._running_record: DecisionRecord | StepRecord | None = None
 
@@ -121,17 +121,17 @@ class TensorBoardSink:
         self._decision_count += 1
         gains = (decision.gain, decision.gain_low, decision.gain_high)
         if all(map(math.isfinite, gains)):
-            self._write_scalars(dict(zip(page.GAIN, gains, strict=True)), decision.step)
+            self._write_scalars(dict(zip(page.GAIN_TAGS, gains, strict=True)), decision.step)
         text = descriptions.describe_decision(decision, self._running_record, self._forecasts)
         self._writer.add_text(page.DECISION_TEXT, text, decision.step)
         if decision.changed:
-            self._changes = [*self._changes[-MAX_CHANGES + 1 :], (decision, self._running_record)]
+            self._candidate_changes = [*self._candidate_changes[-MAX_CHANGES + 1 :], (decision, self._running_record)]
         self._running_record = decision
 
     def _write_layout(self) -> None:
         """Write the layout of the run's charts, which depends on the candidates and on the measured efficiencies."""
-        outer = any(forecast.candidate.every > 1 for forecast in self._forecasts)
-        self._writer.add_custom_scalars(page.layout(outer, self._measured_names))
+        may_run_outer = any(forecast.candidate.every > 1 for forecast in self._forecasts)
+        self._writer.add_custom_scalars(page.layout(may_run_outer, self._measured_names))
 
     def _write_progress(self, progress: ProgressRecord) -> None:
         """Write a candidate's efficiency, as assumed after its newest trial, with its bounds and a description.
@@ -158,17 +158,17 @@ class TensorBoardSink:
         TensorBoard's page of hyperparameters lists the run's settings and totals.
         """
         self._finish()
-        metrics = {page.END + name: total for name, total in end.metrics.items() if math.isfinite(total)}
-        settings = (
+        totals_by_tag = {page.END_PREFIX + name: total for name, total in end.metrics.items() if math.isfinite(total)}
+        hyperparameters = (
             plain_settings(self._run_record) | {"world_size": self._run_record.world_size} if self._run_record else {}
         )
-        self._writer.add_hparams(settings, metrics, run_name=".", global_step=end.steps)
+        self._writer.add_hparams(hyperparameters, totals_by_tag, run_name=".", global_step=end.steps)
 
     def _finish(self) -> None:
         """Write the curves' last point and the table of candidate changes; a second call writes nothing."""
         self._points.flush()
         if self._decision_count and self._newest_step is not None:
-            text = descriptions.tabulate_changes(self._changes, self._decision_count, self._forecasts)
+            text = descriptions.tabulate_changes(self._candidate_changes, self._decision_count, self._forecasts)
             self._writer.add_text(page.CHANGES_TEXT, text, self._newest_step.step)
             self._decision_count = 0
 
@@ -176,14 +176,14 @@ class TensorBoardSink:
     def _forecasts(self) -> tuple[Forecast, ...]:
         return self._run_record.forecasts if self._run_record else ()
 
-    def _write_scalars(self, numbers: dict[str, float], step: int) -> None:
+    def _write_scalars(self, numbers_by_tag: dict[str, float], step: int) -> None:
         """Write numbers in a single event, which takes a fraction of the time of ``add_scalar`` for each number.
 
         Args:
-            numbers: finite numbers by tag.
+            numbers_by_tag: finite numbers by tag.
             step: number of the training step of the numbers.
         """
-        scalars = [self._summary_class.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
+        scalars = [self._summary_class.Value(tag=tag, simple_value=number) for tag, number in numbers_by_tag.items()]
         self._writer.file_writer.add_summary(self._summary_class(value=scalars), step)
 
 

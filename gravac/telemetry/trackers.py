@@ -66,8 +66,10 @@ class TrackerSink:
             pass  # a decision is for a future step, and a tracker's step cannot go back; the CF's curve shows changes
         elif isinstance(record, EndRecord):
             self._points.flush()
-            totals = {page.END + name: total for name, total in record.metrics.items() if math.isfinite(total)}
-            self._log(totals, self._newest_step)
+            totals_by_tag = {
+                page.END_PREFIX + name: total for name, total in record.metrics.items() if math.isfinite(total)
+            }
+            self._log(totals_by_tag, self._newest_step)
         elif isinstance(record, RunRecord) and self._settings is not None:
             self._settings({**plain_settings(record), "world_size": record.world_size})
 
@@ -164,14 +166,14 @@ class CSVSink:
             with self._guard:
                 self._file.close()
 
-    def _write_row(self, numbers: dict[str, float], step: int) -> None:
+    def _write_row(self, numbers_by_tag: dict[str, float], step: int) -> None:
         """Write a row of the file.
 
         Args:
-            numbers: numbers by tag, which are the names of columns; other tags are ignored.
+            numbers_by_tag: numbers by tag, which are the names of columns; other tags are ignored.
             step: number of the training step of the numbers.
         """
-        self._writer.writerow({"step": step, **numbers})
+        self._writer.writerow({"step": step, **numbers_by_tag})
 
 
 def _import_tracker(name: str) -> Any:

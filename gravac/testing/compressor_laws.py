@@ -76,15 +76,15 @@ def exchange(
     """
     flat_gradients = [x.reshape(-1).clone() for x in xs]
     contexts = [Context(name, step, rank, len(xs), seed, tuple(x.shape), x.dtype) for rank, x in enumerate(xs)]
-    ranks = [
-        fuse([compressor.rounds(flat, cf, ctx)], finite=True)
-        for flat, ctx in zip(flat_gradients, contexts, strict=True)
+    rounds_by_rank = [
+        fuse([compressor.rounds(flat_gradient, cf, ctx)], finite=True)
+        for flat_gradient, ctx in zip(flat_gradients, contexts, strict=True)
     ]
-    outcomes = memory.run(ranks)
-    assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flat_gradients, xs, strict=True)), (
-        "the compressor changed the gradient x; rounds() must leave x as it is"
-    )
-    return [outcome.reduced[0] for outcome in outcomes if outcome is not None]
+    outcome_by_rank = memory.run(rounds_by_rank)
+    assert all(
+        torch.equal(flat_gradient, x.reshape(-1)) for flat_gradient, x in zip(flat_gradients, xs, strict=True)
+    ), "the compressor changed the gradient x; rounds() must leave x as it is"
+    return [outcome.reduced[0] for outcome in outcome_by_rank if outcome is not None]
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
@@ -159,14 +159,14 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
     if not compressor.unbiased:
         return
     (x,) = gradients(1, (16, 16))
-    flat = x.reshape(-1).double()
+    flat_gradient = x.reshape(-1).double()
     for cf in cfs_of(compressor):
         sent_by_step = [as_dense(exchange(compressor, [x], cf, step=step)[0].sent, x) for step in range(400)]
-        stacked = torch.stack(sent_by_step).double()
+        sent_steps = torch.stack(sent_by_step).double()
         # summed over all elements, since 400 steps may show no variance of an element that is rarely rounded up
-        bias = float(energy(stacked.mean(0) - flat))
-        variance = float((stacked - flat).square().sum(1).mean()) / len(sent_by_step)
-        assert bias <= 3 * variance + 1e-12 * float(energy(flat)), (
+        bias = float(energy(sent_steps.mean(0) - flat_gradient))
+        variance = float((sent_steps - flat_gradient).square().sum(1).mean()) / len(sent_by_step)
+        assert bias <= 3 * variance + 1e-12 * float(energy(flat_gradient)), (
             f"{cf}x: the squared distance of the gradient from the mean of Reduced.sent over {len(sent_by_step)} steps "
             f"is {bias:.3g}, but at most about {3 * variance:.3g} if sent is unbiased; set unbiased = False"
         )
@@ -211,16 +211,16 @@ def its_profile_is_possible(compressor: Compressor) -> None:
         profile = compressor.profile(cf, world=world, shapes=SHAPES)
         case = f"{world} ranks, {cf}x:"
         assert 0 < profile.efficiency <= 1, f"{case} efficiency {profile.efficiency} is not in (0, 1]"
-        by_gain, by_steps = profile.efficiency_by_gain, profile.efficiency_apart
-        assert all(0 <= efficiency <= 1 for _, efficiency in by_gain), (
-            f"{case} efficiency_by_gain {by_gain}: an efficiency is not in [0, 1]"
+        efficiency_points, exponent_points = profile.efficiency_by_gain, profile.efficiency_apart
+        assert all(0 <= efficiency <= 1 for _, efficiency in efficiency_points), (
+            f"{case} efficiency_by_gain {efficiency_points}: an efficiency is not in [0, 1]"
         )
-        steps, exponents = ([point[i] for point in by_steps] for i in (0, 1))
-        assert steps == sorted({*steps}), f"{case} efficiency_apart {by_steps}: steps do not ascend"
+        steps, exponents = ([point[i] for point in exponent_points] for i in (0, 1))
+        assert steps == sorted({*steps}), f"{case} efficiency_apart {exponent_points}: steps do not ascend"
         assert all(exponent > 0 for exponent in exponents), (
-            f"{case} efficiency_apart {by_steps}: an exponent is not above 0"
+            f"{case} efficiency_apart {exponent_points}: an exponent is not above 0"
         )
-        assert exponents == sorted(exponents), f"{case} efficiency_apart {by_steps}: exponents do not ascend"
+        assert exponents == sorted(exponents), f"{case} efficiency_apart {exponent_points}: exponents do not ascend"
         assert 0 <= profile.error_feedback <= 1, f"{case} error_feedback {profile.error_feedback} is not in [0, 1]"
         assert compressor.contractive or not profile.error_feedback, (
             f"{case} error_feedback is above 0, but the compressor is not contractive"
@@ -236,7 +236,10 @@ def its_profile_is_possible(compressor: Compressor) -> None:
 def traffic_is_predicted(compressor: Compressor) -> None:
     """Check that ``traffic`` predicts the payload bytes of the collectives, except flags and padding."""
     for world, shape, cf in _cases(compressor):
-        predicted_bytes = sum(traffic.payload_bytes for traffic in compressor.traffic(shape, cf, torch.float32, world))
+        predicted_bytes = sum(
+            collective_traffic.payload_bytes
+            for collective_traffic in compressor.traffic(shape, cf, torch.float32, world)
+        )
         for ledger in ledgers(compressor, cf, world, shape):
             slack_bytes = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
             assert predicted_bytes <= ledger.payload_bytes <= predicted_bytes + slack_bytes, (
@@ -250,14 +253,14 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
     (x,) = gradients(1, (64, 64))
     cfs = cfs_of(compressor)
     predictions = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
-    for cf, expected in zip(cfs, predictions, strict=True):
-        results = [exchange(compressor, [x], cf, step=step)[0] for step in range(30)]
-        errors = torch.tensor([error_of(reduced, x) for reduced in results], dtype=torch.float64)
-        mean_error, standard_error = float(errors.mean()), float(errors.std()) / math.sqrt(len(results))
-        bound = 0.03 * float(energy(x.reshape(-1))) + 4 * standard_error
-        assert abs(mean_error - float(expected)) <= bound, (
-            f"{cf}x: errors() predicts that ‖x - sent‖² is {float(expected):.4g}, but the mean over {len(results)} "
-            f"steps is {mean_error:.4g}"
+    for cf, predicted_error in zip(cfs, predictions, strict=True):
+        reduced_by_step = [exchange(compressor, [x], cf, step=step)[0] for step in range(30)]
+        errors = torch.tensor([error_of(reduced, x) for reduced in reduced_by_step], dtype=torch.float64)
+        mean_error, standard_error = float(errors.mean()), float(errors.std()) / math.sqrt(len(reduced_by_step))
+        error_bound = 0.03 * float(energy(x.reshape(-1))) + 4 * standard_error
+        assert abs(mean_error - float(predicted_error)) <= error_bound, (
+            f"{cf}x: errors() predicts that ‖x - sent‖² is {float(predicted_error):.4g}, but the mean over "
+            f"{len(reduced_by_step)} steps is {mean_error:.4g}"
         )
 
 
@@ -267,37 +270,39 @@ def together_each_comes_out_as_alone(compressor: Compressor) -> None:
     The sum of ``sent`` over the ranks must also be the same (a single rank's ``sent`` may differ), and each tensor's
     state must have the same keys. Skipped if ``batch_key`` is ``None``. The law makes two steps with three tensors.
     """
-    shape, ways = SHAPES[0], ("together", "alone")
+    shape, variants = SHAPES[0], ("together", "alone")
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
         if compressor.batch_key(cf, Context(world=world, shape=shape)) is None:
             continue
         states: dict[tuple[str, int, int], dict[str, torch.Tensor]] = defaultdict(dict)
         for step in range(2):
             xs = [torch.stack(gradients(3, shape, seed=8 * step + rank)).flatten(1) for rank in range(world)]
-            results = []
-            for way in ways:
-                ranks = []
+            means_and_sums = []
+            for variant in variants:
+                rounds_by_rank = []
                 for rank, x in enumerate(xs):
                     contexts = [
-                        Context(str(i), step, rank, world, 0, shape, state=states[way, rank, i]) for i in range(3)
+                        Context(str(i), step, rank, world, 0, shape, state=states[variant, rank, i]) for i in range(3)
                     ]
-                    if way == "together":
-                        ranks.append(fuse([compressor.rounds_together(x, cf, contexts)], True))
+                    if variant == "together":
+                        rounds_by_rank.append(fuse([compressor.rounds_together(x, cf, contexts)], True))
                     else:
-                        ranks.append(fuse([compressor.rounds(x[i], cf, contexts[i]) for i in range(3)], True))
-                by_rank = [outcome.reduced for outcome in memory.run(ranks) if outcome is not None]
-                sent = [concatenate([reduced.sent for reduced in of_rank], xs[0]) for of_rank in by_rank]
-                mean = concatenate([reduced.mean for reduced in by_rank[-1]], xs[0])
-                results.append((mean, torch.stack(sent).sum(0)))
-            batch_results, single_results = results
+                        rounds_by_rank.append(fuse([compressor.rounds(x[i], cf, contexts[i]) for i in range(3)], True))
+                reduced_by_rank = [outcome.reduced for outcome in memory.run(rounds_by_rank) if outcome is not None]
+                sent_by_rank = [
+                    concatenate([reduced.sent for reduced in rank_reduced], xs[0]) for rank_reduced in reduced_by_rank
+                ]
+                mean = concatenate([reduced.mean for reduced in reduced_by_rank[-1]], xs[0])
+                means_and_sums.append((mean, torch.stack(sent_by_rank).sum(0)))
+            batch_mean_and_sum, single_mean_and_sum = means_and_sums
             for i, quantity in enumerate(("mean", "sent")):
-                error, bound = (
-                    float((batch_results[i] - single_results[i]).abs().max()),
+                error, error_bound = (
+                    float((batch_mean_and_sum[i] - single_mean_and_sum[i]).abs().max()),
                     1e-3 * world * float(xs[0].abs().max()),
                 )
-                assert error <= bound, (
+                assert error <= error_bound, (
                     f"{world} ranks, {cf}x: Reduced.{quantity} of rounds_together differs by {error:.3g} from that of "
-                    f"rounds, more than {bound:.3g}"
+                    f"rounds, more than {error_bound:.3g}"
                 )
             for (_, rank, i), state in states.items():
                 assert state.keys() == states["alone", rank, i].keys(), (
@@ -325,30 +330,31 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     safety, all elements must be NaN on every rank.
     """
     for bad_number, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
-        ranks = averagers(compressor, 3)
-        average(ranks, gradients(3, (40, 40)), cf, step=0)
+        rank_averagers = averagers(compressor, 3)
+        average(rank_averagers, gradients(3, (40, 40)), cf, step=0)
         previous_residuals = [
-            {name: residual.clone() for name, residual in averager.feedback.residual.items()} for averager in ranks
+            {name: residual.clone() for name, residual in averager.feedback.residual.items()}
+            for averager in rank_averagers
         ]
         bad_gradients = gradients(3, (40, 40), seed=1)
         bad_gradients[1].reshape(-1)[77] = bad_number
         for overflow_safe in (False,) if compressor.compresses else (False, True):
-            for averager in ranks if overflow_safe else ():
+            for averager in rank_averagers if overflow_safe else ():
                 averager.feedback.turn_on_overflow_safety()
-            for out in average(ranks, bad_gradients, cf, step=1):
+            for rank_mean in average(rank_averagers, bad_gradients, cf, step=1):
                 nan_everywhere = overflow_safe or compressor.compresses
-                has_reached = out.isnan().all() if nan_everywhere else ~out.reshape(-1)[77].isfinite()
-                assert bool(has_reached), (
+                reached_rank = rank_mean.isnan().all() if nan_everywhere else ~rank_mean.reshape(-1)[77].isfinite()
+                assert bool(reached_rank), (
                     f"{cf}x: {bad_number} in one rank's gradient did not make every rank's mean "
                     f"{'NaN' if nan_everywhere else 'not finite'} (overflow safety: {overflow_safe})"
                 )
-        for averager, previous_of_rank in zip(ranks, previous_residuals, strict=True):
+        for averager, previous_residual_by_name in zip(rank_averagers, previous_residuals, strict=True):
             for name, residual in averager.feedback.residual.items():
-                assert torch.allclose(residual, previous_of_rank[name], atol=1e-6), (
+                assert torch.allclose(residual, previous_residual_by_name[name], atol=1e-6), (
                     f"{cf}x: {bad_number} in one rank's gradient changed the residual of {name}"
                 )
-        for out in average(ranks, gradients(3, (40, 40), seed=2), cf, step=2):
-            assert bool(out.isfinite().all()), (
+        for rank_mean in average(rank_averagers, gradients(3, (40, 40), seed=2), cf, step=2):
+            assert bool(rank_mean.isfinite().all()), (
                 f"{cf}x: {bad_number} in one rank's gradient made the next step's mean not finite"
             )
 
@@ -361,24 +367,26 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
     """
     smallest_magnitude, largest_magnitude = compressor.magnitudes
 
-    def two_steps(world: int, cf: float, power: int) -> list[tuple[list[torch.Tensor], float | None]]:
-        ranks, results = averagers(compressor, world), []
+    def run_two_steps(world: int, cf: float, power: int) -> list[tuple[list[torch.Tensor], float | None]]:
+        rank_averagers, means_and_gains = averagers(compressor, world), []
         for step in range(2):
             xs = [x.double().mul(2.0**power).float() for x in gradients(world, (40, 40), seed=step)]
-            means = [mean.double() / 2.0**power for mean in average(ranks, xs, cf, step)]
-            error = sum(float(averager.measurement.error) for averager in ranks)
-            results.append((means, gain(error, sum(float(averager.measurement.energy) for averager in ranks))))
-        return results
+            means = [mean.double() / 2.0**power for mean in average(rank_averagers, xs, cf, step)]
+            error = sum(float(averager.measurement.error) for averager in rank_averagers)
+            means_and_gains.append(
+                (means, gain(error, sum(float(averager.measurement.energy) for averager in rank_averagers)))
+            )
+        return means_and_gains
 
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
-        unscaled_results = two_steps(world, cf, 0)
+        unscaled_means_and_gains = run_two_steps(world, cf, 0)
         for power in (-100, -80, 60, 64, 100):
             case = f"{world} ranks, {cf}x, 2^{power}"
             for (expected_means, expected_gain), (means, scaled_gain) in zip(
-                unscaled_results, two_steps(world, cf, power), strict=True
+                unscaled_means_and_gains, run_two_steps(world, cf, power), strict=True
             ):
-                equal_means = (torch.allclose(mean, means[0], rtol=0, atol=0, equal_nan=True) for mean in means)
-                assert all(equal_means), f"{case}: {MEANS_DIFFER}"
+                means_are_equal = (torch.allclose(mean, means[0], rtol=0, atol=0, equal_nan=True) for mean in means)
+                assert all(means_are_equal), f"{case}: {MEANS_DIFFER}"
                 if not smallest_magnitude <= 2.0**power <= largest_magnitude:
                     continue
                 tolerance = 1e-5 if power == -100 else 0.0  # some elements, and most residuals, are subnormal
@@ -387,12 +395,12 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
                     f"{case}: the mean of gradients times 2^{power} differs by {error:.3g} times 2^{power} from "
                     f"2^{power} times the mean of the gradients"
                 )
-                gains_equal = (
+                gains_are_equal = (
                     scaled_gain is not None
                     and expected_gain is not None
                     and abs(scaled_gain - expected_gain) <= 1e-5 * (1 + abs(expected_gain))
                 )
-                assert gains_equal, (
+                assert gains_are_equal, (
                     f"{case}: the gain is {scaled_gain} with gradients times 2^{power}, but {expected_gain} without"
                 )
 
@@ -405,7 +413,7 @@ def nothing_is_lost(compressor: Compressor) -> None:
     if not compressor.contractive:
         return
     for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
-        ranks = averagers(compressor, 3, strength=1.0)
+        rank_averagers = averagers(compressor, 3, strength=1.0)
         applied_sum, gradient_sum, magnitude_sum = (
             torch.zeros(1600).double(),
             torch.zeros(1600).double(),
@@ -415,8 +423,8 @@ def nothing_is_lost(compressor: Compressor) -> None:
             xs = [x.to(dtype) for x in gradients(3, (40, 40), seed=step)]
             gradient_sum += torch.stack(xs).double().mean(0).reshape(-1)
             magnitude_sum += torch.stack(xs).double().abs().mean(0).reshape(-1)
-            applied_sum += average(ranks, xs, cf, step)[0].reshape(-1).double()
-        residuals = [residual_of(averager, 1600) for averager in ranks]
+            applied_sum += average(rank_averagers, xs, cf, step)[0].reshape(-1).double()
+        residuals = [residual_of(averager, 1600) for averager in rank_averagers]
         error = (applied_sum + torch.stack(residuals).mean(0) - gradient_sum).abs()
         bound = 16 * max(compressor.rounding, 2.0**-24) * magnitude_sum + 1e-6
         assert bool((error <= bound).all()), (

@@ -95,15 +95,18 @@ def drive(
     state, decision = controller.start(forecasts)
     latency, trained_steps = getattr(controller, "latency", LATENCY), 0
     pending_decisions = deque([decision] * latency)
-    mode, previous_candidate = decision.candidate.mode, decision.candidate
+    current_mode, previous_candidate = decision.candidate.mode, decision.candidate
     for step in range(steps):
         applied_decision = pending_decisions.popleft()
         # ranks learn of another mode when a step begins, and change the mode after that step
-        if applied_decision.candidate.mode != mode:
-            mode, applied_decision = applied_decision.candidate.mode, Decision(previous_candidate)
+        if applied_decision.candidate.mode != current_mode:
+            current_mode, applied_decision = applied_decision.candidate.mode, Decision(previous_candidate)
         previous_candidate = applied_decision.candidate
         measured = replace(
-            measure(trained_steps, applied_decision), step=step, first=trained_steps, steps=_steps_of(applied_decision)
+            measure(trained_steps, applied_decision),
+            step=step,
+            first=trained_steps,
+            steps=_covered_steps(applied_decision),
         )
         if previous_candidate.mode == "native":
             measured = replace(measured, error=0.0, energy=0.0, shadow=(), norms=())
@@ -113,7 +116,7 @@ def drive(
         yield Step(applied_decision, measured, state, decision)
         pending_decisions.append(decision)
         if previous_candidate.mode == "native":
-            pending_decisions, mode = deque([decision] * latency), decision.candidate.mode
+            pending_decisions, current_mode = deque([decision] * latency), decision.candidate.mode
         if reload:
             state, restored_decision = controller.restore(json.loads(json.dumps(controller.dump(state))), forecasts)
             assert replace(restored_decision, reason="", summary=None) == replace(decision, reason="", summary=None), (
@@ -121,7 +124,7 @@ def drive(
             )
 
 
-def _steps_of(decision: Decision) -> int:
+def _covered_steps(decision: Decision) -> int:
     """Return the number of training steps that one measurement covers while a decision applies.
 
     More than 1 for successive native steps, and for a round of outer steps.
@@ -164,7 +167,7 @@ def turbulent(step: int, decision: Decision) -> Measurement:
     gain_scale = 0.55 + 0.45 * math.cos(step / 60)
     energy = 3.0 + math.sin(step)
 
-    def error(cf: float) -> float:
+    def error_at(cf: float) -> float:
         return energy * (1 - gain_scale * math.pow(cf, -0.15))
 
     cf = decision.candidate.cf
@@ -175,9 +178,9 @@ def turbulent(step: int, decision: Decision) -> Measurement:
         candidate=decision.candidate,
         seconds=0.02 + 0.5 / cf + 0.002 * math.sin(7.0 * step * step),
         samples=64.0,
-        error=0.0 if decision.candidate.dense else error(cf),
+        error=0.0 if decision.candidate.dense else error_at(cf),
         energy=energy,
-        shadow=tuple((shadow_cf, error(shadow_cf)) for shadow_cf in decision.shadow),
+        shadow=tuple((shadow_cf, error_at(shadow_cf)) for shadow_cf in decision.shadow),
         learning_rate=0.1 * math.pow(0.5, step // 90),
         norms=norms,
     )
@@ -192,7 +195,7 @@ def broken(step: int, decision: Decision) -> Measurement:
     """
     measurement = turbulent(step, decision)
     bad_number = (math.nan, math.inf, -math.inf)[step % 3]
-    faults: tuple[dict[str, Any], ...] = (
+    faulty_fields: tuple[dict[str, Any], ...] = (
         {"error": bad_number},
         {"energy": bad_number},
         {"error": bad_number, "energy": bad_number},
@@ -207,7 +210,7 @@ def broken(step: int, decision: Decision) -> Measurement:
         {"norms": ()},
         {"seconds": 1e4},
     )
-    return replace(measurement, **faults[(step * 7 // 3) % len(faults)]) if step % 3 else measurement
+    return replace(measurement, **faulty_fields[(step * 7 // 3) % len(faulty_fields)]) if step % 3 else measurement
 
 
 def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -> None:
@@ -237,10 +240,10 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
             assert controller.dump(state) == state_dump, (
                 f"step {i}: observe changed its argument state; return a new state"
             )
-            repeated = controller.observe(state, step.measured)[1]
-            assert repeated == step.decision, (
-                f"step {i}: decided {step.decision}, but {repeated} in a second call of observe with the same state; "
-                "keep all that the controller remembers in the state"
+            repeated_decision = controller.observe(state, step.measured)[1]
+            assert repeated_decision == step.decision, (
+                f"step {i}: decided {step.decision}, but {repeated_decision} in a second call of observe with the same "
+                "state; keep all that the controller remembers in the state"
             )
         previous_state_and_dump = step.state, controller.dump(step.state)
 
@@ -294,10 +297,16 @@ def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
     for forecasts, measure in _cases(controller):
         allowed_cfs = {forecast.candidate.cf for forecast in forecasts if not forecast.candidate.dense}
         for decision in _decisions(controller, forecasts, measure):
-            shadow = decision.shadow
-            assert len(shadow) <= SHADOWS, f"{len(shadow)} shadow CFs {shadow}; at most {SHADOWS} are allowed"
-            assert all(low < high for low, high in itertools.pairwise(shadow)), f"shadow CFs {shadow} do not ascend"
-            assert allowed_cfs.issuperset(shadow), f"shadow CFs {shadow} are not all among {sorted(allowed_cfs)}"
+            shadow_cfs = decision.shadow
+            assert len(shadow_cfs) <= SHADOWS, (
+                f"{len(shadow_cfs)} shadow CFs {shadow_cfs}; at most {SHADOWS} are allowed"
+            )
+            assert all(lower_cf < higher_cf for lower_cf, higher_cf in itertools.pairwise(shadow_cfs)), (
+                f"shadow CFs {shadow_cfs} do not ascend"
+            )
+            assert allowed_cfs.issuperset(shadow_cfs), (
+                f"shadow CFs {shadow_cfs} are not all among {sorted(allowed_cfs)}"
+            )
 
 
 def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
@@ -319,9 +328,10 @@ def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
     for forecasts, measure in _cases(controller):
         uninterrupted_steps = drive(controller, forecasts, measure)
         reloaded_steps = drive(controller, forecasts, measure, reload=True)
-        for i, (expected, step) in enumerate(zip(uninterrupted_steps, reloaded_steps, strict=True)):
-            assert expected.decision == step.decision, (
-                f"step {i}: decided {expected.decision}, but {step.decision} if the state is restored after every step"
+        for i, (expected_step, step) in enumerate(zip(uninterrupted_steps, reloaded_steps, strict=True)):
+            assert expected_step.decision == step.decision, (
+                f"step {i}: decided {expected_step.decision}, but {step.decision} if the state is restored after "
+                "every step"
             )
 
 
@@ -348,8 +358,8 @@ def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
                         assert candidate in allowed_candidates, (
                             f"dumped at step {i}: decided {candidate}, which is not among the forecasts of restore"
                         )
-                    cfs = {candidate.cf for candidate in allowed_candidates if not candidate.dense}
-                    assert cfs.issuperset(decision.shadow), (
+                    compressed_cfs = {candidate.cf for candidate in allowed_candidates if not candidate.dense}
+                    assert compressed_cfs.issuperset(decision.shadow), (
                         f"dumped at step {i}: not all shadow CFs {decision.shadow} are of candidates that restore got"
                     )
                     state, decision = controller.observe(state, turbulent(i + j, decision))
@@ -368,10 +378,14 @@ def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
     """Check that if dense is the only candidate, a controller decides dense for all tensors, without shadow CFs."""
-    only_dense = forecasts_of(controller)[:1]
+    dense_forecasts = forecasts_of(controller)[:1]
     for measure in (turbulent, broken):
-        runs = {(decision.runs, decision.shadow) for decision in _decisions(controller, only_dense, measure)}
-        assert runs == {((only_dense[0].candidate, ()), ())}, f"decided {runs}, but dense is the only candidate"
+        runs_and_shadows = {
+            (decision.runs, decision.shadow) for decision in _decisions(controller, dense_forecasts, measure)
+        }
+        assert runs_and_shadows == {((dense_forecasts[0].candidate, ()), ())}, (
+            f"decided {runs_and_shadows}, but dense is the only candidate"
+        )
 
 
 def proposals_are_in_reach(controller: Controller[Any]) -> None:
@@ -379,18 +393,18 @@ def proposals_are_in_reach(controller: Controller[Any]) -> None:
 
     CFs 1 (dense float32) and 2 (16 bit) may be outside the range.
     """
-    for low, high in RANGES:
-        cf_list = tuple(cf for cf in SUPPORTED_CFS if low <= cf <= high)
-        for supported_cfs in (Span(low, high), cf_list):
-            cfs = controller.propose((low, high), supported_cfs)
-            assert all(lower < higher for lower, higher in itertools.pairwise(cfs)), (
-                f"proposed {cfs}, which do not ascend"
+    for lowest_cf, highest_cf in RANGES:
+        listed_cfs = tuple(cf for cf in SUPPORTED_CFS if lowest_cf <= cf <= highest_cf)
+        for supported_cfs in (Span(lowest_cf, highest_cf), listed_cfs):
+            proposed_cfs = controller.propose((lowest_cf, highest_cf), supported_cfs)
+            assert all(lower_cf < higher_cf for lower_cf, higher_cf in itertools.pairwise(proposed_cfs)), (
+                f"proposed {proposed_cfs}, which do not ascend"
             )
-            cfs_outside = [cf for cf in cfs if not (low <= cf <= high or cf in (1.0, 2.0))]
-            assert not cfs_outside, f"proposed {cfs_outside}, outside the range ({low:g}, {high:g})"
+            cfs_outside = [cf for cf in proposed_cfs if not (lowest_cf <= cf <= highest_cf or cf in (1.0, 2.0))]
+            assert not cfs_outside, f"proposed {cfs_outside}, outside the range ({lowest_cf:g}, {highest_cf:g})"
             if not isinstance(supported_cfs, Span):
-                assert set(supported_cfs).issuperset(cfs), (
-                    f"proposed {cfs}, but the compressor supports {supported_cfs}"
+                assert set(supported_cfs).issuperset(proposed_cfs), (
+                    f"proposed {proposed_cfs}, but the compressor supports {supported_cfs}"
                 )
 
 
@@ -422,17 +436,20 @@ def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Meas
     Cases differ in CF range, in the dense candidates (32 bit, 16 bit or both; native if the controller allows it), and
     in whether the measurements are good or broken.
     """
-    wide_range, narrow_range = forecasts_of(controller), forecasts_of(controller, (1.0, 100.0))
-    dense_16_bit = forecast_of(DENSE, 2.0)
-    cases = [wide_range, narrow_range, (dense_16_bit, *wide_range[1:])]
-    if controller.sixteen_bit:
-        cases += [(wide_range[0], dense_16_bit, *wide_range[1:]), (wide_range[0], dense_16_bit)]
+    wide_forecasts, narrow_forecasts = forecasts_of(controller), forecasts_of(controller, (1.0, 100.0))
+    dense_16_bit_forecast = forecast_of(DENSE, 2.0)
+    forecast_lists = [wide_forecasts, narrow_forecasts, (dense_16_bit_forecast, *wide_forecasts[1:])]
+    if controller.chooses_sixteen_bit:
+        forecast_lists += [
+            (wide_forecasts[0], dense_16_bit_forecast, *wide_forecasts[1:]),
+            (wide_forecasts[0], dense_16_bit_forecast),
+        ]
     if has_flag(controller, "chooses_native"):
-        dense_native = forecast_of(DENSE, 1.0, "native")
-        cases += [(dense_native, *wide_range[1:]), (dense_native,)]
-        if controller.sixteen_bit:
-            cases += [
-                (dense_native, dense_16_bit, forecast_of(DENSE, 2.0, "native"), *wide_range[1:]),
-                (dense_native, dense_16_bit),
+        dense_native_forecast = forecast_of(DENSE, 1.0, "native")
+        forecast_lists += [(dense_native_forecast, *wide_forecasts[1:]), (dense_native_forecast,)]
+        if controller.chooses_sixteen_bit:
+            forecast_lists += [
+                (dense_native_forecast, dense_16_bit_forecast, forecast_of(DENSE, 2.0, "native"), *wide_forecasts[1:]),
+                (dense_native_forecast, dense_16_bit_forecast),
             ]
-    return [(forecasts, measure) for forecasts in cases for measure in (turbulent, broken)]
+    return [(forecasts, measure) for forecasts in forecast_lists for measure in (turbulent, broken)]

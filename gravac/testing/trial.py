@@ -84,13 +84,13 @@ def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...
         world: number of ranks.
         shape: shape of the tensor.
     """
-    by_rank = [Ledger(world) for _ in range(world)]
-    ranks = [
+    ledger_by_rank = [Ledger(world) for _ in range(world)]
+    rounds_by_rank = [
         fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=rank, world=world, shape=shape))], finite=True)
         for rank, x in enumerate(gradients(world, shape))
     ]
-    memory.run(ranks, by_rank)
-    return by_rank
+    memory.run(rounds_by_rank, ledger_by_rank)
+    return ledger_by_rank
 
 
 def error_of(reduced: Reduced, x: torch.Tensor) -> float:

@@ -221,7 +221,7 @@ def _batched(base: Compressor, cf: float, shapes: Sequence[Shape]) -> list[list[
     averager = Averager(base, dense, 1.0, 0, Feedback())
     pieces = [Piece(str(number), torch.zeros(shape).view(-1), shape) for number, shape in enumerate(shapes)]
     batches = merge_batches(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
-    assert all(batch.rows == (len(batch.pieces) > 1) for batch in batches)
+    assert all(batch.is_matrix == (len(batch.pieces) > 1) for batch in batches)
     return [batch.names for batch in batches]
 
 

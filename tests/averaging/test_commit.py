@@ -20,7 +20,9 @@ def feedback(host_looks: bool, safe: bool = False) -> Feedback:
 
 
 def test_settings_and_executor_choose_the_policy() -> None:
-    kinds = {(looks, safe): type(feedback(looks, safe).commits) for looks in (True, False) for safe in (True, False)}
+    kinds = {
+        (looks, safe): type(feedback(looks, safe).commit_policy) for looks in (True, False) for safe in (True, False)
+    }
     assert kinds == {(True, False): InPlace, (False, False): Masked, (True, True): AtStepEnd, (False, True): AtStepEnd}
 
 
@@ -29,25 +31,25 @@ def test_guard_turns_overflow_safety_on_unless_set_or_groups_are_refused() -> No
     by_group.check_each_group()
     for each in (unset, off, by_group):
         each.turn_on_overflow_safety()
-    assert [each.commits.drops_whole_step for each in (unset, off, by_group)] == [True, False, False]
-    assert by_group.commits.checks_group_means
+    assert [each.commit_policy.drops_whole_step for each in (unset, off, by_group)] == [True, False, False]
+    assert by_group.commit_policy.checks_group_means
 
 
 def test_in_place_a_gradient_is_added_to_the_residual_itself_and_taken_off_again() -> None:
     kept = feedback(host_looks=True)
     residual, gradient = kept.residual["w"], torch.full((8,), 2.0)
-    assert kept.fold("w", gradient, keep=True) is residual
-    kept.commits.undo("w", gradient)
+    assert kept.fold("w", gradient, keeps_unsent=True) is residual
+    kept.commit_policy.undo("w", gradient)
     assert torch.equal(kept.residual["w"], torch.ones(8))
-    kept.commits.undo("w", gradient)  # of what was not folded, nothing is taken off
+    kept.commit_policy.undo("w", gradient)  # of what was not folded, nothing is taken off
     assert torch.equal(kept.residual["w"], torch.ones(8))
 
 
 def test_refused_by_group_the_residual_is_never_touched_before_it_is_settled() -> None:
     kept = feedback(host_looks=True)
     kept.check_each_group()
-    assert kept.fold("w", torch.full((8,), 2.0), keep=True) is not kept.residual["w"]
-    kept.commits.undo("w", torch.full((8,), 2.0))
+    assert kept.fold("w", torch.full((8,), 2.0), keeps_unsent=True) is not kept.residual["w"]
+    kept.commit_policy.undo("w", torch.full((8,), 2.0))
     assert torch.equal(kept.residual["w"], torch.ones(8))
 
 
@@ -66,10 +68,10 @@ def test_a_mask_chooses_in_the_residuals_own_memory() -> None:
 def test_apart_a_step_changes_nothing_before_its_end(host_looks: bool, finite: bool) -> None:
     kept = feedback(host_looks, safe=True)
     for name in ("w", "new"):
-        x = kept.fold(name, torch.full((8,), 2.0), keep=True)
+        x = kept.fold(name, torch.full((8,), 2.0), keeps_unsent=True)
         kept.store_unsent([name], x)
     assert torch.equal(kept.residual["w"], torch.ones(8)) and "new" not in kept.residual
-    kept.commits.commit(finite if host_looks else torch.tensor(finite))
+    kept.commit_policy.commit(finite if host_looks else torch.tensor(finite))
     assert torch.equal(kept.residual["w"], torch.full((8,), 3.0 if finite else 1.0))
     new = kept.residual.get("new", torch.zeros(8))
     assert torch.equal(new, torch.full((8,), 2.0 if finite else 0.0))

@@ -41,7 +41,7 @@ def piled(dtype: str, steps: int, draws: bool = True) -> torch.Tensor:
     """What is kept after as many steps of gradients of 1 with nothing sent."""
     feedback = Feedback(dtype=dtype)
     for step in range(steps):
-        x = feedback.fold("w", torch.ones(256), keep=True)
+        x = feedback.fold("w", torch.ones(256), keeps_unsent=True)
         feedback.store_unsent(["w"], x, keys=[f"{step if draws else 0}"])
     return feedback.residual["w"].double()
 
@@ -58,7 +58,7 @@ def test_ten_thousand_steps_lose_nothing_on_average() -> None:
 def test_it_is_added_to_gradients_in_float32(dtype: torch.dtype) -> None:
     feedback = Feedback(dtype="bfloat16")
     feedback.residual["w"] = torch.full((8,), 256.0, dtype=torch.bfloat16)
-    assert torch.equal(feedback.fold("w", torch.ones(8, dtype=dtype), keep=True), torch.full((8,), 257.0))
+    assert torch.equal(feedback.fold("w", torch.ones(8, dtype=dtype), keeps_unsent=True), torch.full((8,), 257.0))
 
 
 def test_to_the_nearest_it_would_stand_still() -> None:

@@ -117,10 +117,10 @@ def test_what_is_held_is_released_by_the_gradients_norm_at_any_magnitude(magnitu
     feedback = Feedback(release=1.0)
     feedback.releasing["w"] = torch.full((100,), 3 * magnitude)
     gradient = torch.full((100,), magnitude)
-    folded = feedback.fold("w", gradient, keep=True)
+    folded = feedback.fold("w", gradient, keeps_unsent=True)
     assert torch.allclose(folded, 2 * gradient)
     feedback.store_unsent(["w"], None)
-    feedback.commits.commit(True)
+    feedback.commit_policy.commit(True)
     assert torch.allclose(feedback.releasing["w"], 2 * gradient)
     assert all(float(size) > 0 for size in feedback.leftover(lambda _: False).values())
 

@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.compressors import codebook, codebook_on_device
-from gravac.compressors.levels import Kind
+from gravac.compressors.levels import LevelKind
 from gravac.compressors.messages import Messages, encode
-from gravac.compressors.packing import WIDTHS, pack, pack_into, packed_bytes
+from gravac.compressors.packing import SUPPORTED_BITS, pack, pack_into, packed_bytes
 
-CODES: list[tuple[int, Kind]] = [*((bits, "fitted") for bits in WIDTHS), *((bits, "uniform") for bits in (1, 2, 3, 4))]
+CODES: list[tuple[int, LevelKind]] = [
+    *((bits, "fitted") for bits in SUPPORTED_BITS),
+    *((bits, "uniform") for bits in (1, 2, 3, 4)),
+]
 
 every_code = pytest.mark.parametrize(("bits", "kind"), CODES)
 
@@ -23,7 +26,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @every_code
 @pytest.mark.parametrize("block", [8, 24, 128])
-def test_codes_scales_and_errors_are_the_cpu_s(bits: int, kind: Kind, block: int) -> None:
+def test_codes_scales_and_errors_are_the_cpu_s(bits: int, kind: LevelKind, block: int) -> None:
     x = randn(512, block) * torch.logspace(-12, 12, 512).unsqueeze(1)
     x[0] = 0
     for rows in (x, x[:1], x[:0]):
@@ -34,7 +37,7 @@ def test_codes_scales_and_errors_are_the_cpu_s(bits: int, kind: Kind, block: int
 
 
 @every_code
-def test_what_is_coded_and_decoded_at_once_is_what_is_decoded(bits: int, kind: Kind) -> None:
+def test_what_is_coded_and_decoded_at_once_is_what_is_decoded(bits: int, kind: LevelKind) -> None:
     x = randn(300, 40)
     coded, numbers = codebook_on_device.encode_decoded(x, bits, kind)
     assert torch.equal(codebook_on_device.decode(*coded, bits, kind, 40), numbers)
@@ -47,7 +50,7 @@ def test_what_is_coded_and_decoded_at_once_is_what_is_decoded(bits: int, kind: K
 @pytest.mark.parametrize(("shards", "parts"), [(1, 1), (1, 2), (3, 1), (2, 2), (2, 5)])
 @pytest.mark.parametrize("offset", [0, 3])
 def test_messages_of_many_ranks_are_decoded_at_once(
-    bits: int, kind: Kind, shards: int, parts: int, offset: int
+    bits: int, kind: LevelKind, shards: int, parts: int, offset: int
 ) -> None:
     made = [encode(randn(shards * 7 * 40, seed=part), bits, kind, 40, shards)[0] for part in range(parts)]
     wider = torch.nn.functional.pad(torch.stack(made, dim=1), (offset, 5))  # cut out of longer ones, maybe unaligned

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.compressors import rotation
-from gravac.compressors.codebook import Coded, Decoded, encode, mean
+from gravac.compressors.codebook import Coded, CodedMean, decode_mean, encode
 from gravac.compressors.draws import Draws
-from gravac.compressors.levels import FITTED_LEVELS, GRID_POINTS_PER_RMS, Kind, levels
-from gravac.compressors.packing import WIDTHS, pack, packed_bytes, unpack
+from gravac.compressors.levels import FITTED_LEVELS, GRID_POINTS_PER_RMS, LevelKind, levels
+from gravac.compressors.packing import SUPPORTED_BITS, pack, packed_bytes, unpack
 
-KINDS: tuple[Kind, ...] = ("fitted", "uniform")
+KINDS: tuple[LevelKind, ...] = ("fitted", "uniform")
 
 
-@given(st.sampled_from(WIDTHS), st.integers(0, 70), st.integers(0, 2**31))
+@given(st.sampled_from(SUPPORTED_BITS), st.integers(0, 70), st.integers(0, 2**31))
 def test_packed_codes_come_back(bits: int, count: int, seed: int) -> None:
     codes = torch.randint(1 << bits, (3, count), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     packed = pack(codes, bits)
@@ -38,7 +38,7 @@ def together(parts: Sequence[Coded]) -> Coded:
     return Coded(*(torch.stack(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def nearest(x: torch.Tensor, bits: int, kind: Kind, nudge: float = 0.0) -> torch.Tensor:
+def nearest(x: torch.Tensor, bits: int, kind: LevelKind, nudge: float = 0.0) -> torch.Tensor:
     """The levels of one block in float64, number by number; of numbers larger by a share ``nudge``, on its scale."""
     every = levels(bits, kind).double()
     moved = x.double() * (1 + nudge)
@@ -53,13 +53,13 @@ def nearest(x: torch.Tensor, bits: int, kind: Kind, nudge: float = 0.0) -> torch
     return every[torch.bucketize(moved / root, thresholds, right=True)]
 
 
-def on_threshold(x: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
+def on_threshold(x: torch.Tensor, bits: int, kind: LevelKind) -> torch.Tensor:
     """Which numbers of a block are within float32's rounding of where their level changes."""
     return nearest(x, bits, kind, -1e-5) != nearest(x, bits, kind, 1e-5)
 
 
 @given(st.sampled_from([2, 3, 4]), st.sampled_from(KINDS), st.integers(0, 10**6), st.floats(-15, 15))
-def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int, exponent: float) -> None:
+def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: LevelKind, seed: int, exponent: float) -> None:
     """Against float64; only numbers within rounding of a threshold may differ."""
     x = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed)) * 10.0**exponent
     out = torch.empty_like(x)
@@ -71,17 +71,17 @@ def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int
     assert bool(on_threshold(x[0], bits, kind)[off].all()), "a number far from any threshold has another level"
     fitted = (x[0].double() @ decoded) / (decoded @ decoded)
     assert abs(float(scale / fitted) - 1) <= 2.0**-8, "the scale is the least-squares one, rounded"
-    assert torch.equal(mean(coded.as_single_rank(), bits, kind, torch.empty_like(x)), out)
+    assert torch.equal(decode_mean(coded.as_single_rank(), bits, kind, torch.empty_like(x)), out)
 
 
 @given(
-    st.sampled_from(WIDTHS),
+    st.sampled_from(SUPPORTED_BITS),
     st.sampled_from(KINDS),
     st.integers(1, 5),
     st.integers(0, 10**6),
     st.sampled_from([0.0, 3.0]),
 )
-def test_coding_never_adds_error(bits: int, kind: Kind, count: int, seed: int, tail: float) -> None:
+def test_coding_never_adds_error(bits: int, kind: LevelKind, count: int, seed: int, tail: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 24, generator=generator) * torch.rand(count, 24, generator=generator) ** tail
     x[0, 1:] = 0
@@ -91,8 +91,8 @@ def test_coding_never_adds_error(bits: int, kind: Kind, count: int, seed: int, t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bits", WIDTHS)
-def test_zeros_and_tiny_blocks_stay_finite(bits: int, kind: Kind) -> None:
+@pytest.mark.parametrize("bits", SUPPORTED_BITS)
+def test_zeros_and_tiny_blocks_stay_finite(bits: int, kind: LevelKind) -> None:
     x = torch.zeros(3, 16)
     x[1] = 1e-44
     x[2] = 1e30
@@ -106,21 +106,21 @@ def test_a_mean_is_rounded_part_after_part() -> None:
     """As whoever knows some of the numbers already would add them."""
     ours, theirs = torch.randn(4, 16), torch.randn(4, 16)
     parts = [encode(x, 4, "fitted", x)[0] for x in (ours, theirs)]
-    assert torch.equal(mean(together(parts), 4, "fitted", torch.empty_like(ours)), (ours + theirs) * 0.5)
+    assert torch.equal(decode_mean(together(parts), 4, "fitted", torch.empty_like(ours)), (ours + theirs) * 0.5)
 
 
 @given(blocks=st.integers(1, 40), bits=st.sampled_from([1, 2, 3, 4, 8]), kind=st.sampled_from(["fitted", "uniform"]))
-def test_what_is_not_laid_out_adds_what_decoding_gives(blocks: int, bits: int, kind: Kind) -> None:
+def test_what_is_not_laid_out_adds_what_decoding_gives(blocks: int, bits: int, kind: LevelKind) -> None:
     """Also cut off at the tensor's end, and with numbers on top from some position on."""
     drawn = torch.Generator().manual_seed(blocks)
     x = torch.randn(2 * blocks, 16, generator=drawn)
     halves = [x[:blocks], x[blocks:]]
     parts = together([encode(half, bits, kind)[0] for half in halves])
-    expected = mean(parts, bits, kind, torch.empty(blocks, 16)).view(-1)
+    expected = decode_mean(parts, bits, kind, torch.empty(blocks, 16)).view(-1)
     more = torch.randn(8, generator=drawn)
     expected[8:16] += more
     start = torch.randn(16 * blocks - 5, generator=drawn)
-    lazily = Decoded(parts, bits, kind, 16, (8, more))
+    lazily = CodedMean(parts, bits, kind, 16, (8, more))
     assert torch.allclose(lazily.add_to(start.clone(), -2.0), start - 2 * expected[:-5], atol=1e-5)
 
 
@@ -145,14 +145,14 @@ def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
 
 
 @given(
-    st.one_of(st.integers(0, 3000), st.just(rotation.PIECE_NUMBERS + 1500)),
+    st.one_of(st.integers(0, 3000), st.just(rotation.PIECE_ELEMENTS + 1500)),
     st.sampled_from([16, 64, 1024, 4096]),
     st.integers(0, 10**6),
 )
 def test_rotation_keeps_the_norm_and_turns_back(elements: int, block: int, seed: int) -> None:
     x = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
     turned = rotation.rotate(x, Draws("5"), block)
-    assert turned.numel() == rotation.length(elements, block)
+    assert turned.numel() == rotation.padded_length(elements, block)
     assert torch.allclose(turned.norm(), x.norm(), rtol=1e-5)
     back = rotation.rotate_back(turned, elements, Draws("5"), block)
     assert torch.allclose(back, x, atol=1e-5)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac.compressors.orthonormal import by_cholesky, by_householder, directions, orthonormal
+from gravac.compressors.orthonormal import by_cholesky, by_householder, nudge_directions, orthonormal
 from tests.device.counting import DEVICE, counting
 
 Way = Callable[[torch.Tensor], torch.Tensor]
@@ -105,8 +105,8 @@ def test_nor_does_it_reach_others_of_a_batch(way: Way) -> None:
 
 def test_directions_do_not_depend_on_how_many() -> None:
     device = torch.device("cpu")
-    assert torch.equal(directions(50, 7, device)[:, :3], directions(50, 3, device))
-    many = directions(1000, 16, device)
+    assert torch.equal(nudge_directions(50, 7, device)[:, :3], nudge_directions(50, 3, device))
+    many = nudge_directions(1000, 16, device)
     assert float((many.T @ many * 3 / 1000 - torch.eye(16)).abs().max()) < 0.2  # of length 1, and hardly alike
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context
-from gravac.compressors.baselines.intsgd import from_lanes, integer_limit, intsgd, lane_bits, lane_bytes, to_lanes
+from gravac.compressors.baselines.intsgd import (
+    bits_on_wire,
+    bytes_on_wire,
+    integer_limit,
+    intsgd,
+    pack_for_sum,
+    unpack_sums,
+)
 from gravac.compressors.baselines.natural import natural
 from gravac.compressors.baselines.qsgd import QSGD, qsgd
 from gravac.compressors.baselines.signsgd import majority, signsgd
@@ -259,22 +266,22 @@ def test_traffic_knows_that_many_ranks_need_wider_lanes(compressor: Compressor) 
 
 
 def test_lanes_grow_with_the_world() -> None:
-    assert [lane_bits(8, world) for world in (1, 127, 128, 32767, 32768)] == [8, 8, 16, 16, 32]
+    assert [bits_on_wire(8, world) for world in (1, 127, 128, 32767, 32768)] == [8, 8, 16, 16, 32]
     assert [integer_limit(8, world) for world in (1, 2, 64, 127)] == [127, 63, 1, 1]
 
 
 @given(st.lists(st.integers(-4681, 4681), max_size=9), st.integers(1, 7))
 def test_pairs_of_16_bit_survive_the_sum(values: list[int], world: int) -> None:
     integers = torch.tensor(values, dtype=torch.int32)
-    lanes = to_lanes(integers, 16)
-    assert lanes.numel() * lanes.element_size() == lane_bytes(len(values), 16)
-    assert from_lanes(lanes * world, 16, len(values)).tolist() == [value * world for value in values]
+    packed = pack_for_sum(integers, 16)
+    assert packed.numel() * packed.element_size() == bytes_on_wire(len(values), 16)
+    assert unpack_sums(packed * world, 16, len(values)).tolist() == [value * world for value in values]
 
 
 @pytest.mark.parametrize("extreme", [32767, -32767])
 def test_pairs_at_their_limit(extreme: int) -> None:
     integers = torch.tensor([extreme, extreme, -extreme, extreme, 0], dtype=torch.int32)
-    assert from_lanes(to_lanes(integers, 16), 16, 5).tolist() == integers.tolist()
+    assert unpack_sums(pack_for_sum(integers, 16), 16, 5).tolist() == integers.tolist()
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=repr)

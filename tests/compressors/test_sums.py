@@ -115,7 +115,7 @@ def test_thc_saturates_instead_of_wrapping() -> None:
 )
 def test_thc_remembers_all_it_lost(bits: int, sum_bits: int, ranks: int) -> None:
     """Rounded and saturated over several pieces of the rotation: mean and error are those of what was sent."""
-    xs = normal(ranks, rotation.PIECE_NUMBERS + 1500)
+    xs = normal(ranks, rotation.PIECE_ELEMENTS + 1500)
     got = exchange(thc(bits=bits, sum_bits=sum_bits), xs, 32 / bits)
     sent = torch.stack([as_dense(r.sent, x) for r, x in zip(got, xs, strict=True)])
     mean = as_dense(got[0].mean, xs[0])

@@ -19,7 +19,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.controllers.goodput import HARMLESS_EFFICIENCY
 from gravac.controllers.goodput_state import GoodputState
-from gravac.controllers.step_times import GoodputEntry
+from gravac.controllers.step_times import StepTiming
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.modes.outer.candidates import with_outer_candidates
@@ -378,7 +378,7 @@ def test_what_follows_from_a_change_is_true(
     compute: float, before: float, after: float, hidden: float, held: int
 ) -> None:
     old, new = (Cluster(compute, lambda step, link=link: link, CODING, hidden) for link in (before, after))
-    entries = tuple(GoodputEntry(at, old.seconds(c.candidate, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
+    entries = tuple(StepTiming(at, old.seconds(c.candidate, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
     state = GoodputState(LADDER, "hold", held, held, Window(LADDER[held].candidate), entries)
     for at, floor in state.after_link_change(new.seconds(LADDER[held].candidate, 0)).floors:
         assert floor <= new.seconds(LADDER[at].candidate, 0) * (1 + 1e-9)
@@ -411,7 +411,7 @@ def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) ->
 def test_no_step_is_expected_to_be_shorter_than_what_it_computes() -> None:
     """2 bits on a slow link: 25 ms of a step are neither waited nor coded, and rank 1 will take no less."""
     ladder = tuple(replace(c, coding_s=0.005, exchange_s=1.0 / c.wire_ratio) for c in LADDER)
-    two_bits = GoodputEntry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
+    two_bits = StepTiming(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
     state = GoodputState(ladder, "hold", 5, 5, Window(ladder[5].candidate), (two_bits,))
     assert state.step_time_bounds.shortest_step_seconds(9, 40) >= 0.025 + 0.8 * 0.005
 
@@ -422,9 +422,9 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
     sends = [replace(LADDER[0], coding_s=0.0, exchange_s=1.0), replace(LADDER[5], coding_s=0.0, exchange_s=0.1)]
     sends[0] = replace(sends[0], coding_s=0.0625, behind=behind)
     state = GoodputState(
-        tuple(sends), "hold", 1, 1, Window(sends[1].candidate), (GoodputEntry(1, 0.2, 1, 0.95, (0.1, 0, 0.1)),)
+        tuple(sends), "hold", 1, 1, Window(sends[1].candidate), (StepTiming(1, 0.2, 1, 0.95, (0.1, 0, 0.1)),)
     )
-    bound = state.step_time_bounds._shortest_by_probe(sends[0])
+    bound = state.step_time_bounds._shortest_step_by_probe(sends[0])
     assert bound == pytest.approx(least + (0.1 / 3 if behind is None else 0.0))
 
 
@@ -509,7 +509,7 @@ def test_where_nothing_waits_for_bytes_nothing_that_sends_less_is_tried() -> Non
 
 def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
     """Two bits at 14x, coding for half of the step: dense sends 14 times as much, and takes little longer for that."""
-    known, unknown = (GoodputEntry(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
+    known, unknown = (StepTiming(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
     bound, guess = (
         GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5].candidate), (e,)).step_time_bounds.longest_step_seconds(0)
         for e in (known, unknown)
@@ -520,7 +520,7 @@ def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
 
 def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None:
     """Low rank at twice the rank codes for longer; dense would not."""
-    light, heavy = GoodputEntry(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), GoodputEntry(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
+    light, heavy = StepTiming(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), StepTiming(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
     forecasts = (*LADDER[:6], replace(LADDER[6], family="topkc"), *LADDER[7:])
     state = GoodputState(forecasts, "hold", 7, 7, Window(LADDER[7].candidate), (light, heavy))
     assert state.step_time_bounds.shortest_step_seconds(0, 40) <= 0.05
@@ -563,7 +563,7 @@ def test_a_held_candidate_rests_between_searches() -> None:
     assert len(changes) <= 40
 
 
-def entries(state: GoodputState) -> dict[Candidate, GoodputEntry]:
+def entries(state: GoodputState) -> dict[Candidate, StepTiming]:
     """What was measured, by candidate."""
     return {state.forecasts[entry.position].candidate: replace(entry, position=0) for entry in state.entries}
 

@@ -31,7 +31,7 @@ def observed(
 ) -> tuple[LiteralState, Decision]:
     """One more step, of what the state runs."""
     script = Script(lambda cf, step: gain, lambda cf, step: seconds)
-    shadow = tuple(sorted({state.candidates[position].cf for position in (state.floor, state.candidate)}))
+    shadow = tuple(sorted({state.candidates[position].cf for position in (state.floor_position, state.tried_position)}))
     after, decision = controller.observe(
         state, script.measure(state.steps, Decision(state.candidates[state.running], shadow))
     )
@@ -92,10 +92,10 @@ def test_it_branches_candidate_theta_min_dense() -> None:
 def test_the_search_goes_on_after_a_saturated_pair_was_found() -> None:
     found = replace(first(), running=2, throughput=((10.0, 90.4), (20.0, 90.0)), steps=WINDOW - 1, delta_min=0.95)
     found, _ = observed(found, gain=0.9, seconds=0.1)
-    assert found.candidate == 2
+    assert found.tried_position == 2
     later = replace(found, running=2, throughput=((10.0, 60.0), (20.0, 90.0)), steps=2 * WINDOW - 1, delta_min=0.95)
     later, _ = observed(later, gain=0.8)
-    assert later.candidate == 3
+    assert later.tried_position == 3
     repaired = play(REPAIRED, Script(ALIKE, by_cf({10: 0.1, 20: 0.1, 40: 0.001, 160: 0.001, 1000: 0.001})), 400)
     assert repaired.path == [10, 20, 10]
 
@@ -110,7 +110,7 @@ def test_gains_are_smoothed_and_carried_over_to_the_next_candidate() -> None:
     state = replace(first(), steps=WINDOW - 1, delta_min=0.95, delta_c=0.9)
     state, _ = observed(state, LITERAL(ewma=0.5), gain=0.7)
     assert state.delta_c == pytest.approx(0.8)
-    assert state.candidate == 3  # θ_s went on from 2 to 4, and δ_c is still that of 20
+    assert state.tried_position == 3  # θ_s went on from 2 to 4, and δ_c is still that of 20
 
 
 def test_geometric_doubles_and_exponential_squares() -> None:

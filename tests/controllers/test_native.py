@@ -20,7 +20,7 @@ from gravac.controllers.goodput_prices import LEAST_WAITING_FRACTION
 from gravac.controllers.goodput_reasons import Finding
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.native import LARGEST_FLOAT16_NORM, LONGEST_STRETCH_SECONDS, LONGEST_STRETCH_STEPS, fits_float16
-from gravac.controllers.step_times import GoodputEntry, exchange_fraction
+from gravac.controllers.step_times import StepTiming, exchange_fraction
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission, with_native
 from gravac.modes.outer.candidates import with_outer_candidates
@@ -155,7 +155,7 @@ def test_where_dense_in_the_hook_is_best_native_is_tried_before_what_compresses(
     """Also where it promises less: it costs least to try."""
     forecasts = Site(seconds, 0.2, hides=0.1).forecasts
     at = next(at for at, forecast in enumerate(forecasts) if forecast.candidate == Candidate("hook", "dense", 2.0))
-    entry = GoodputEntry(at, seconds, 1, 1.0, (waited * seconds, coded * seconds, waited * seconds))
+    entry = StepTiming(at, seconds, 1, 1.0, (waited * seconds, coded * seconds, waited * seconds))
     state = GoodputState(
         forecasts, "hold", at, at, Window(forecasts[at].candidate), (entry,), steps=12, elapsed=12 * seconds
     )
@@ -211,10 +211,8 @@ def test_a_slow_link_sees_native_steps_hardly_ever(exposed: float) -> None:
 )
 def test_native_is_never_left_for_what_cannot_be_better(native: float, others: list[float], steps: int) -> None:
     forecasts = Site(native, 0.1, every=EVERY).forecasts
-    measured = [GoodputEntry(0, native, 5, 1.0)]
-    measured += [
-        GoodputEntry(at + 2, s, 5, forecasts[at + 2].efficiency, (0.0, 0.0, 0.0)) for at, s in enumerate(others)
-    ]
+    measured = [StepTiming(0, native, 5, 1.0)]
+    measured += [StepTiming(at + 2, s, 5, forecasts[at + 2].efficiency, (0.0, 0.0, 0.0)) for at, s in enumerate(others)]
     state = GoodputState(
         forecasts, "hold", 0, 0, Window(NATIVE), tuple(measured), windows=6, steps=steps, elapsed=steps * native
     )
@@ -310,10 +308,10 @@ def test_the_bound_of_an_exchange_by_other_steps_is_never_above_what_it_takes(
         native = forecasts[at].candidate.mode == "native"
         coded = 0.0 if native else 0.1 * compute
         saved = None if native else (waited, coded, exchange(forecasts[at]))
-        entries.append(GoodputEntry(at, compute + coded + waited, 1, 1.0, saved))
+        entries.append(StepTiming(at, compute + coded + waited, 1, 1.0, saved))
     state = GoodputState(forecasts, "hold", entries[0].position, 0, Window(NATIVE), tuple(entries), moved=True)
     for forecast in forecasts:
-        assert state.step_time_bounds._shortest_exchange(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
+        assert state.step_time_bounds._shortest_exchange_seconds(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("at", range(130, 160))
@@ -343,7 +341,7 @@ def test_on_a_slower_link_larger_exchanges_are_risky_until_two_sizes_were_timed(
     forecasts = Site(0.1, 0.1, every=EVERY).forecasts
     held %= len(forecasts)
     native = forecasts[held].candidate.mode == "native"
-    entry = GoodputEntry(held, seconds, 1, 1.0, None if native else (0.0, 0.0, 0.0))
+    entry = StepTiming(held, seconds, 1, 1.0, None if native else (0.0, 0.0, 0.0))
     before = GoodputState(forecasts, "hold", held, held, Window(forecasts[held].candidate), (entry,))
     after = before.after_link_change(factor * seconds)
 
@@ -352,7 +350,7 @@ def test_on_a_slower_link_larger_exchanges_are_risky_until_two_sizes_were_timed(
     larger = [at for at, f in enumerate(forecasts) if exchange_fraction(f) > exchange_fraction(forecasts[held])]
     assert risky == (larger if factor > 1 else [])
     others = [at for at, f in enumerate(forecasts) if f.candidate.every == 1 and f.candidate.mode == "hook"][:2]
-    two = (*(GoodputEntry(at, 0.1, 1, 1.0, (0.0, 0.0, 0.0)) for at in others if at != held), entry)
+    two = (*(StepTiming(at, 0.1, 1, 1.0, (0.0, 0.0, 0.0)) for at in others if at != held), entry)
     if len({forecasts[one.position].wire_ratio for one in two if forecasts[one.position].candidate.every == 1}) > 1:
         assert not any(
             replace(after, entries=two).step_time_bounds.has_unbounded_time(at) for at in range(len(forecasts))
@@ -362,7 +360,7 @@ def test_on_a_slower_link_larger_exchanges_are_risky_until_two_sizes_were_timed(
 def test_the_price_of_leaving_outer_steps_grows_with_what_dense_exchanges_take() -> None:
     site = Site(0.1, 0.1, hides=0.0, every=EVERY, leaving_s=2.0)
     apart = next(forecast for forecast in site.forecasts if forecast.candidate.mode == "outer")
-    native, hook = GoodputEntry(0, 1.1, 1, 1.0), GoodputEntry(2, 0.1, 1, 1.0, (0.0, 0.0, 0.0))
+    native, hook = StepTiming(0, 1.1, 1, 1.0), StepTiming(2, 0.1, 1, 1.0, (0.0, 0.0, 0.0))
     state = GoodputState(site.forecasts, "hold", 0, 0, Window(NATIVE), (native, hook))
     assert state.step_time_bounds.leaving_seconds(apart) == 2.0
     assert replace(state, moved=True).step_time_bounds.leaving_seconds(apart) == pytest.approx(2.0 * 1.0 / site.dense)
@@ -472,7 +470,7 @@ def test_algorithm_1_as_printed_is_never_native() -> None:
 
 def test_exposed_is_what_the_forecast_and_the_link_say() -> None:
     forecasts = Site(0.1, 0.1, hides=0.0).forecasts
-    native, hook = GoodputEntry(0, 0.1, 1, 1.0), GoodputEntry(1, 0.2, 1, 1.0, (0.1, 0.01, 0.1))
+    native, hook = StepTiming(0, 0.1, 1, 1.0), StepTiming(1, 0.2, 1, 1.0, (0.1, 0.01, 0.1))
     state = GoodputState(forecasts, "hold", 0, 0, Window(NATIVE), (native,))
     assert state.step_time_bounds.waiting_fraction(native) == pytest.approx(0.1)
     assert state.step_time_bounds.waiting_fraction(native) > LEAST_WAITING_FRACTION

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import corrected_belief
-from gravac.controllers.measuring import LARGEST_COST_FRACTION, LARGEST_STEP_FRACTION, NO_TRIALS_REASON, expected_gain
-from gravac.controllers.progress import Learned, Line, Reading, estimate_ratio, value_of_trials
+from gravac.controllers.measuring import (
+    LARGEST_COST_FRACTION,
+    LARGEST_STEP_FRACTION,
+    NO_TRIALS_REASON,
+    expected_gain_steps,
+)
+from gravac.controllers.progress import LossLine, LossReading, TrialResults, estimate_ratio, value_of_trials
 from gravac.controllers.step_times import StepTimeBounds
 from gravac.settings import SettingsError
 from tests.controllers.progress_world import Played, World, play
@@ -173,7 +178,7 @@ def test_a_candidate_of_whose_time_nothing_is_known_is_not_tried(
     monkeypatch.setattr(StepTimeBounds, "shortest_step_seconds", lambda *_: unknown)
     monkeypatch.setattr(StepTimeBounds, "longest_step_seconds", lambda *_: unknown)
     others = [at for at in range(len(state.forecasts)) if at != state.best]
-    assert [expected_gain(state, at, state.best, 100, 5000, 40) for at in others] == [0.0] * len(others)
+    assert [expected_gain_steps(state, at, state.best, 100, 5000, 40) for at in others] == [0.0] * len(others)
 
 
 def test_a_probe_that_gives_nothing_ends_the_trials() -> None:
@@ -189,8 +194,8 @@ def test_a_trial_without_noise_measures_the_efficiency_where_the_loss_halves_in_
     def loss(progress: float) -> float:
         return 2.0 ** (-progress / half)
 
-    def line(first: int, progress: float) -> Line:
-        return Line.through([Reading(first + at, loss(progress + at)) for at in (0, 5, 10, 90, 95, 100)])
+    def line(first: int, progress: float) -> LossLine:
+        return LossLine.through([LossReading(first + at, loss(progress + at)) for at in (0, 5, 10, 90, 95, 100)])
 
     before, after = line(0, 0.0), line(100 + steps + others, 100 + share * steps + others)
     ratio, error = estimate_ratio(before, after, steps, noise=0.0)
@@ -199,7 +204,7 @@ def test_a_trial_without_noise_measures_the_efficiency_where_the_loss_halves_in_
 
 
 def test_errors_grow_where_trials_differ() -> None:
-    alike, apart = (Learned(1, 0, tuple((ratio, 0.1) for ratio in ratios)) for ratios in ((0.8, 0.8), (0.4, 1.2)))
+    alike, apart = (TrialResults(1, 0, tuple((ratio, 0.1) for ratio in ratios)) for ratios in ((0.8, 0.8), (0.4, 1.2)))
     assert alike.ratio == pytest.approx(apart.ratio)
     assert alike.error < apart.error
 
@@ -232,12 +237,14 @@ def test_trials_gain_at_most_the_largest_log_goodput_ratio(
     log_goodput_ratio: float, deviation: float, scatter: float, limits: list[float], trials: int
 ) -> None:
     low, high = (
-        value_of_trials(log_goodput_ratio, deviation, scatter, trials, preferred=False, largest_log_goodput_ratio=limit)
+        value_of_trials(
+            log_goodput_ratio, deviation, scatter, trials, is_preferred=False, largest_log_goodput_ratio=limit
+        )
         for limit in limits
     )
     assert -1e-9 <= low <= max(0.0, limits[0]) + 1e-9
     assert low <= high + 1e-9
-    unlimited = value_of_trials(log_goodput_ratio, deviation, scatter, trials, preferred=False)
+    unlimited = value_of_trials(log_goodput_ratio, deviation, scatter, trials, is_preferred=False)
     assert high <= unlimited + 1e-9
 
 
@@ -254,4 +261,4 @@ def test_without_a_limit_the_mean_of_all_advantages_is_what_the_candidate_promis
 
 @given(log_goodput_ratio=st.floats(-1, 1), scatter=st.floats(0.1, 1.0))
 def test_what_is_known_is_not_worth_measuring(log_goodput_ratio: float, scatter: float) -> None:
-    assert value_of_trials(log_goodput_ratio, 0.0, scatter, trials=4, preferred=log_goodput_ratio > 0) <= 0
+    assert value_of_trials(log_goodput_ratio, 0.0, scatter, trial_count=4, is_preferred=log_goodput_ratio > 0) <= 0

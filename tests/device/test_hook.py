@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gravac import AdaptiveCompressor, Compressor, Static, dense, powersgd, quantize, topk
-from gravac.compressors.profile import CODING_BYTES
+from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
 from gravac.engine import coalescing
 from tests.device.idle import streams
 from tests.ranks import is_gravacs, processes
@@ -45,7 +45,7 @@ def trained(
     """Weights after some steps, where data was looked at, and how often the host waited."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-    coalescing.MAX_SEGMENT_ELEMENTS, coalescing.MAX_CODING_BYTES = largest, largest * CODING_BYTES
+    coalescing.MAX_SEGMENT_ELEMENTS, coalescing.MAX_CODING_BYTES = largest, largest * CODING_BYTES_PER_ELEMENT
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     looks = Looks()

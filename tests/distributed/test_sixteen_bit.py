@@ -33,7 +33,7 @@ class Scripted(Settings):
 
     name: ClassVar[str] = "scripted"
     keeps_all: ClassVar[bool] = False
-    sixteen_bit: ClassVar[bool] = True
+    chooses_sixteen_bit: ClassVar[bool] = True
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         return (10.0,)

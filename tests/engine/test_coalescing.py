@@ -11,7 +11,7 @@ from hypothesis import given
 
 from gravac import AdaptiveCompressor, ladder, powersgd
 from gravac.averaging.plan import Piece
-from gravac.compressors.profile import CODING_BYTES
+from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
 from gravac.engine import coalescing
 from gravac.engine.coalescing import (
     ALWAYS_ENOUGH,
@@ -79,8 +79,8 @@ def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: l
         for part in cut(group(*sizes), lambda: None):
             together = waiting.take(part, at_once=False)
             assert elements(together) <= most or len(together[-1].pieces) == 1
-            if together and together[-1].next_elements:
-                assert elements(together) + together[-1].next_elements > most  # the next segment did not fit
+            if together and together[-1].next_segment_elements:
+                assert elements(together) + together[-1].next_segment_elements > most  # the next segment did not fit
             gone += together
     gone += waiting.take(None, at_once=True)
     assert [piece.flat.numel() for one in gone for piece in one.pieces] == sizes
@@ -90,11 +90,13 @@ def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: l
 def test_more_goes_together_where_coding_takes_less() -> None:
     averager = AdaptiveCompressor(powersgd)._engine.averager
     narrow = AdaptiveCompressor(powersgd, residual_dtype="bfloat16")._engine.averager
-    waiting, low_rank = Waiting(), powersgd.profile(16.0).coding_bytes
-    assert averager.coding_bytes(averager.plan(0, 16.0)) == low_rank < CODING_BYTES
-    assert averager.coding_bytes(averager.plan(0, None)) == CODING_BYTES
-    assert narrow.coding_bytes(narrow.plan(0, 16.0)) > low_rank  # a residual is rounded as it is kept
+    waiting, low_rank = Waiting(), powersgd.profile(16.0).coding_bytes_per_element
+    assert averager.coding_bytes_per_element(averager.plan(0, 16.0)) == low_rank < CODING_BYTES_PER_ELEMENT
+    assert averager.coding_bytes_per_element(averager.plan(0, None)) == CODING_BYTES_PER_ELEMENT
+    assert narrow.coding_bytes_per_element(narrow.plan(0, 16.0)) > low_rank  # a residual is rounded as it is kept
     for on_cpu, most in ((False, MAX_CODING_BYTES // low_rank), (True, MAX_SEGMENT_ELEMENTS + ALWAYS_ENOUGH)):
         waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
         assert waiting.max_elements == most
-    assert ladder.profile(128.0).coding_bytes == powersgd.profile(128.0).coding_bytes  # that of what serves it
+    assert (
+        ladder.profile(128.0).coding_bytes_per_element == powersgd.profile(128.0).coding_bytes_per_element
+    )  # that of what serves it

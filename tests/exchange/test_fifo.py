@@ -362,7 +362,7 @@ def test_nobody_asks_for_failures_while_nothing_is_under_way(monkeypatch: pytest
     asked_while_under_way: list[bool] = []
 
     def asks() -> None:
-        asked_while_under_way.append(bool(fifo._flight))
+        asked_while_under_way.append(bool(fifo._jobs_in_flight))
 
     monkeypatch.setattr(fifo._failures, "look", asks)
     for number in range(1, 4):

@@ -61,14 +61,14 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     found["part, detached"] = forward_message(larger_model)
     found["part, after a forward"] = message_of(larger_model[1])
     found["whole, after a forward"] = message_of(larger_model)
-    original = private._parameter_groups
+    original = private._fsdp_parameter_groups
 
     def hidden(unit: Any) -> list[Any]:
         return list(unit._name_of_another_torch)
 
-    private._parameter_groups = hidden
+    private._fsdp_parameter_groups = hidden
     found["private name"] = message_of(sharded(mesh))
-    private._parameter_groups = original
+    private._fsdp_parameter_groups = original
     return found
 
 

@@ -107,7 +107,7 @@ def place(tmp_path: Path) -> Iterator[ExitStack]:
 
 
 def machines(place: ExitStack, folder: Path, count: int, least: int) -> Machines:
-    here = links.available() is None
+    here = links.emulation_obstacle() is None
     network = place.enter_context(links.EmulatedNetwork(count, 1e9)) if here else None
     made = Machines(folder, count, least, network)
     place.callback(made.end)

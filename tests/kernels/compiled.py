@@ -13,13 +13,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gravac.compressors.kernels import chunk_decode, chunks, codes, quantize, tiles
-from gravac.compressors.levels import Kind
+from gravac.compressors.levels import LevelKind
 from gravac.compressors.packing import packed_bytes
 
 CAPABILITY = 80
 """The oldest CUDA GPUs that compute with bfloat16: 8.0."""
 
-CASES: tuple[tuple[int, Kind, int], ...] = ((4, "fitted", 128), (3, "uniform", 24), (8, "uniform", 1000))
+CASES: tuple[tuple[int, LevelKind, int], ...] = ((4, "fitted", 128), (3, "uniform", 24), (8, "uniform", 1000))
 """Bits, levels, and numbers per block."""
 
 SEVERAL = 3
@@ -31,12 +31,12 @@ TYPES: dict[str, Any] = {
     "chunk_indices": "*i64",
     **dict.fromkeys(("residuals", "denses"), ("*fp32",) * SEVERAL),
     **dict.fromkeys(("message", "messages"), "*u8"),
-    **dict.fromkeys(("wire", "values"), "*i16"),
+    **dict.fromkeys(("wire_energies", "values"), "*i16"),
     **dict.fromkeys(("residual", "decoded", "unsent", "dense", "sums_out", "x"), "*fp32"),
-    **dict.fromkeys(("sums", "energies"), "*fp64"),
-    **dict.fromkeys(("numbers", "blocks", "shard_blocks", "stride", "rank_stride"), "i32"),
-    **dict.fromkeys(("chunks", "selected_count", "k", "width"), "i32"),
-    **dict.fromkeys(("factor", "fraction", "alpha", "world"), "fp32"),
+    **dict.fromkeys(("sums_of_programs", "energies"), "*fp64"),
+    **dict.fromkeys(("elements", "block_count", "shard_blocks", "shard_stride", "rank_stride"), "i32"),
+    **dict.fromkeys(("chunk_count", "selected_count", "k", "width"), "i32"),
+    **dict.fromkeys(("factor", "inverse_ranks", "alpha", "world"), "fp32"),
 }
 """Types of the kernels' arguments, by name; others are constants."""
 
@@ -51,15 +51,17 @@ def ptx(kernel: Any, constants: dict[str, Any], warps: int) -> str:
     return text
 
 
-def quantizers(bits: int, kind: Kind, block: int) -> dict[str, str]:
+def quantizers(bits: int, kind: LevelKind, block: int) -> dict[str, str]:
     """The quantizer's kernels for so many bits, of levels of a kind, and numbers per block."""
-    code = codes.code_for(bits, kind)
+    code = codes.code_table_for(bits, kind)
     tiling = codes.tiling(block, code.group_size)
     warps = tiling.pop("num_warps")
-    shared: dict[str, Any] = {"block": block, "bits": bits, "width": packed_bytes(block, bits), **tiling}
-    shared |= {"positive": code.positive, "max_step": code.max_step}
+    shared: dict[str, Any] = {"block": block, "bits": bits, "block_code_bytes": packed_bytes(block, bits), **tiling}
+    shared |= {"positive_levels": code.positive_levels, "max_code": code.max_code}
     return {
-        f"encode {bits} {kind} {block}": ptx(quantize._encode, {**shared, "points": code.points}, warps),
+        f"encode {bits} {kind} {block}": ptx(
+            quantize._encode, {**shared, "threshold_points": code.threshold_points}, warps
+        ),
         f"decode {bits} {kind} {block}": ptx(quantize._decode, {**shared, "ranks": 3, "add": True}, warps),
     }
 
@@ -68,9 +70,9 @@ def of_chunks(chunk: int) -> dict[str, str]:
     """The kernels of chunks of so many numbers."""
     cut: dict[str, Any] = {"chunk": chunk, **tiles.tiling(chunk)}
     return {
-        "chunk_energies": ptx(chunks._energies, {**cut, "count": SEVERAL}, 4),
+        "chunk_energies": ptx(chunks._energies, {**cut, "tensor_count": SEVERAL}, 4),
         "chunk_take": ptx(chunks._take, {**cut, "wire_format": "bfloat16"}, 4),
-        "chunk_decode": ptx(chunk_decode._decode, {**cut, "count": SEVERAL, "halvings": 5, "add": True}, 4),
+        "chunk_decode": ptx(chunk_decode._decode, {**cut, "tensor_count": SEVERAL, "halvings": 5, "add": True}, 4),
     }
 
 

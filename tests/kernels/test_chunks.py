@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gravac.compressors.chunks import chunk_energies, gather, scatter, sending_order
-from gravac.compressors.dtypes import narrow
+from gravac.compressors.dtypes import convert_clamped
 from gravac.compressors.topkc import select_chunks
 from tests.kernels import DEVICE, kernels
 
@@ -70,7 +70,7 @@ def test_values_taken_are_those_of_operators_and_what_is_not_sent_is_left(
     energies = chunk_energies(x, chunk)
     chosen = select_chunks(energies, k, chunk, len(x))
     want = gather(x, chosen, chunk, k)
-    sent = narrow(want / world, dtype)
+    sent = convert_clamped(want / world, dtype)
     left = scatter(sent.float() * world, chosen, chunk, len(x)).add_to(x.clone(), -1.0)
     kept, powers, order = (
         x.to(DEVICE),

@@ -13,7 +13,7 @@ from gravac import quantize, topkc
 from gravac.collectives import AllGather, AllToAll, Collective
 from gravac.compressors import Compressor, Context, Reduced, kernels, messages
 from gravac.compressors.chunks import chunk_energies
-from gravac.compressors.levels import Kind
+from gravac.compressors.levels import LevelKind
 from gravac.compressors.messages import Messages
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.quantize import Quantize
@@ -81,7 +81,7 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
         return came
 
     def both_encode(
-        x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1
+        x: torch.Tensor, bits: int, kind: LevelKind, block: int, shards: int = 1
     ) -> tuple[torch.Tensor, torch.Tensor]:
         called.append("encode")
         message, error = encode(x, bits, kind, block, shards)
@@ -90,7 +90,9 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
         assert torch.allclose(error, lost, rtol=1e-4)
         return message, error
 
-    def both_encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def both_encode_decoded(
+        x: torch.Tensor, bits: int, kind: LevelKind, block: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         called.append("encode")
         message, decoded = encode_decoded(x, bits, kind, block)
         want, _ = by_operators(lambda: encode_decoded(x, bits, kind, block))

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gravac.compressors import codebook
-from gravac.compressors.codebook import SCALE_DTYPE, Coded, Decoded
-from gravac.compressors.levels import GRID_POINTS_PER_RMS, Kind, levels
-from gravac.compressors.packing import WIDTHS, packed_bytes, unpack
+from gravac.compressors.codebook import SCALE_DTYPE, Coded, CodedMean
+from gravac.compressors.levels import GRID_POINTS_PER_RMS, LevelKind, levels
+from gravac.compressors.packing import SUPPORTED_BITS, packed_bytes, unpack
 from tests.kernels import DEVICE, kernels
 
 quantize, shared = kernels("quantize"), kernels("codes")
-code_for, codes_of = shared.code_for, shared.codes_of
+code_table_for, codes_of = shared.code_table_for, shared.codes_of
 triton = pytest.importorskip("triton")
 tl = triton.language
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of what is divided by zero
 
-CODES: list[tuple[int, Kind]] = [(8, "uniform"), *((bits, "fitted") for bits in (4, 3, 2, 1))]
+CODES: list[tuple[int, LevelKind]] = [(8, "uniform"), *((bits, "fitted") for bits in (4, 3, 2, 1))]
 CODES += [(4, "uniform"), (3, "uniform"), (2, "uniform")]
 BLOCKS = (8, 24, 40, 128, 200, 1024, 1000, 16384)
 
@@ -79,17 +79,17 @@ def _given(
     tl.store(codes + at, codes_of(fine, bits, points, most).to(tl.uint8), mask=at < numbers)
 
 
-def codes_given(x: torch.Tensor, inverse: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
+def codes_given(x: torch.Tensor, inverse: torch.Tensor, bits: int, kind: LevelKind) -> torch.Tensor:
     """The kernel's codes of ``[blocks, block]`` numbers multiplied by what is given."""
-    code, codes = code_for(bits, kind), torch.empty_like(x, dtype=torch.uint8, device=DEVICE)
+    code, codes = code_table_for(bits, kind), torch.empty_like(x, dtype=torch.uint8, device=DEVICE)
     grid = (triton.cdiv(x.numel(), 1024),)
-    args = (x.to(DEVICE), inverse.to(DEVICE), codes, x.numel(), x.shape[1], bits, code.points, code.max_step)
+    args = (x.to(DEVICE), inverse.to(DEVICE), codes, x.numel(), x.shape[1], bits, code.threshold_points, code.max_code)
     _given[grid](*args, enable_fp_fusion=False)
     return codes.cpu()
 
 
 @every_code
-def test_given_the_cpu_s_scales_codes_are_its_own_bit_for_bit(bits: int, kind: Kind) -> None:
+def test_given_the_cpu_s_scales_codes_are_its_own_bit_for_bit(bits: int, kind: LevelKind) -> None:
     x = randn(512, 128) * torch.logspace(-12, 12, 512).unsqueeze(1)
     x[0] = 0
     if bits == 1:
@@ -121,7 +121,7 @@ def test_even_levels_are_rounded_half_to_even(bits: int) -> None:
 
 
 @every_code
-def test_end_to_end_codes_differ_on_thresholds_alone_and_scales_by_one_place(bits: int, kind: Kind) -> None:
+def test_end_to_end_codes_differ_on_thresholds_alone_and_scales_by_one_place(bits: int, kind: LevelKind) -> None:
     x = randn(1 << 17) * 1e-3
     want, error = codebook.encode(x.view(-1, 128), bits, kind)
     message, sums = quantize.encode(x.to(DEVICE), bits, kind, 128)
@@ -131,7 +131,7 @@ def test_end_to_end_codes_differ_on_thresholds_alone_and_scales_by_one_place(bit
 
 @every_code
 @pytest.mark.parametrize("block", BLOCKS)
-def test_blocks_of_any_size_in_shards_that_the_tensor_does_not_fill(bits: int, kind: Kind, block: int) -> None:
+def test_blocks_of_any_size_in_shards_that_the_tensor_does_not_fill(bits: int, kind: LevelKind, block: int) -> None:
     x = randn(5 * block + 3, seed=block)
     message, _ = quantize.encode(x.to(DEVICE), bits, kind, block, shards=4)
     want, _ = codebook.encode(padded(x, block, 4), bits, kind)
@@ -141,7 +141,9 @@ def test_blocks_of_any_size_in_shards_that_the_tensor_does_not_fill(bits: int, k
 
 @every_code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_residual_is_added_on_the_way_and_replaced_by_what_is_left(bits: int, kind: Kind, dtype: torch.dtype) -> None:
+def test_a_residual_is_added_on_the_way_and_replaced_by_what_is_left(
+    bits: int, kind: LevelKind, dtype: torch.dtype
+) -> None:
     gradient, residual = randn(3001).to(dtype), randn(3001, seed=1)
     x = residual + gradient
     kept, sent = residual.to(DEVICE), torch.empty(3001, device=DEVICE)
@@ -154,7 +156,9 @@ def test_a_residual_is_added_on_the_way_and_replaced_by_what_is_left(bits: int, 
 
 @settings(max_examples=15)
 @given(st.sampled_from(CODES), st.sampled_from([8, 24, 128]), st.integers(1, 400), st.integers(-20, 15), st.integers(0))
-def test_coding_never_adds_error(code: tuple[int, Kind], block: int, elements: int, exponent: int, seed: int) -> None:
+def test_coding_never_adds_error(
+    code: tuple[int, LevelKind], block: int, elements: int, exponent: int, seed: int
+) -> None:
     x = (randn(elements, seed=seed % 10**6) * 10.0**exponent).to(DEVICE)
     left = torch.empty_like(x)
     quantize.encode(x, *code, block, unsent=left)
@@ -162,7 +166,7 @@ def test_coding_never_adds_error(code: tuple[int, Kind], block: int, elements: i
 
 
 @every_code
-def test_zeros_and_nothing_at_all_are_coded(bits: int, kind: Kind) -> None:
+def test_zeros_and_nothing_at_all_are_coded(bits: int, kind: LevelKind) -> None:
     message, sums = quantize.encode(torch.zeros(300, device=DEVICE), bits, kind, 128)
     assert split(message.cpu(), bits, 128).scales.tolist() == [0.0, 0.0, 0.0]
     assert sums.tolist() == [0.0, 0.0, 0.0]
@@ -174,7 +178,7 @@ def test_zeros_and_nothing_at_all_are_coded(bits: int, kind: Kind) -> None:
 
 
 @every_code
-def test_what_is_not_finite_is_counted_and_harms_no_other_block(bits: int, kind: Kind) -> None:
+def test_what_is_not_finite_is_counted_and_harms_no_other_block(bits: int, kind: LevelKind) -> None:
     x = randn(400)
     clean, _ = quantize.encode(x.to(DEVICE), bits, kind, 40)
     x[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
@@ -188,7 +192,7 @@ def test_what_is_not_finite_is_counted_and_harms_no_other_block(bits: int, kind:
 @every_code
 @pytest.mark.parametrize(("shards", "parts", "alpha"), [(1, 2, 1.0), (1, 1, -1.0), (3, 1, 1.0), (2, 5, None)])
 def test_what_is_decoded_is_the_cpu_s_bit_for_bit(
-    bits: int, kind: Kind, shards: int, parts: int, alpha: float | None
+    bits: int, kind: LevelKind, shards: int, parts: int, alpha: float | None
 ) -> None:
     block, per = 40, 7
     coded = [
@@ -196,7 +200,7 @@ def test_what_is_decoded_is_the_cpu_s_bit_for_bit(
         for shard in range(shards)
     ]
     dense = randn(shards * per * block - 11)
-    mean = torch.cat([Decoded(together(one), bits, kind, block).add_to(torch.zeros(per * block)) for one in coded])
+    mean = torch.cat([CodedMean(together(one), bits, kind, block).add_to(torch.zeros(per * block)) for one in coded])
     want = mean[: len(dense)] if alpha is None else dense.add(mean[: len(dense)], alpha=alpha)
     got = quantize.decode(dense.to(DEVICE), received(coded).to(DEVICE), bits, kind, block, alpha).cpu()
     assert torch.equal(got, want)
@@ -219,7 +223,7 @@ def received(coded: Sequence[Sequence[Coded]]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_mean_is_written_into_a_gradient_of_16_bits(dtype: torch.dtype) -> None:
     coded = [[codebook.encode(randn(4, 128, seed=part), 4, "fitted")[0] for part in range(2)]]
-    exact = codebook.mean(together(coded[0]), 4, "fitted", torch.empty(4, 128)).view(-1)
+    exact = codebook.decode_mean(together(coded[0]), 4, "fitted", torch.empty(4, 128)).view(-1)
     dense = quantize.decode(torch.empty(512, dtype=dtype, device=DEVICE), received(coded).to(DEVICE), 4, "fitted", 128)
     off = dense.cpu().view(torch.int16) - exact.to(dtype).view(torch.int16)
     # triton's interpreter cuts off what bfloat16 has no bits for, where a GPU rounds
@@ -262,7 +266,7 @@ def test_a_round_trip_of_two_ranks_is_three_launches() -> None:
     assert launches.names == ["gravac.quantize_encode", "aten.sum.dim_IntList", "gravac.quantize_decode"]
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SUPPORTED_BITS)
 def test_the_operators_keep_their_promises_to_pytorch(bits: int) -> None:
     x = randn(1000).to(DEVICE)
     checks = ("test_schema", "test_faketensor")

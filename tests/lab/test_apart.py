@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput
-from gravac.lab.links.network import CONTROL, EmulatedNetwork, available
+from gravac.lab.links.network import CONTROL_INTERFACE, EmulatedNetwork, emulation_obstacle
 from gravac.lab.training.attach import attach
 from gravac.lab.training.methods import Method
 from gravac.lab.training.run import TrainingRun, TrainingSettings
@@ -25,7 +25,7 @@ from gravac.lab.training.shuffled import (
 from gravac.lab.tta.record import DecisionPoint
 from gravac.testing import controller_laws as conformance
 
-REASON = available()
+REASON = emulation_obstacle()
 PLAYED = (RunChoice("quantize", 8, 1, 12), RunChoice("dense", 1, 1, 3))
 
 needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
@@ -78,7 +78,7 @@ def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(t
 def test_nothing_to_play_is_refused() -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="no such run has a record; first run outer:ladder"):
+    with pytest.raises(ValueError, match="no run of outer:ladder is recorded; run it first"):
         attach(Method.parse("matched:outer:ladder"), model, optimizer, samples_per_step=16, log_dir=None)
 
 
@@ -117,7 +117,7 @@ def test_commands_have_an_interface_of_their_own_and_no_byte_of_them_counts() ->
     settings = TrainingSettings(workers=2, link="50mbit", lowest_rate_bps=50e6, task="lstm", scale=0.1)
     with EmulatedNetwork(2, "50mbit") as network, TrainingRun(legs, settings, network) as run:
         ends = [event for event in run.events() if event["event"] == "end"]
-        control = network.interface_counters(0, CONTROL).sent
+        control = network.interface_counters(0, CONTROL_INTERFACE).sent
     for end in ends:
         assert end["wire_bytes"] > 0
         assert 0.95 < end["interface_bytes"] / end["wire_bytes"] < 1.3

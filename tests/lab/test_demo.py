@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gravac.lab.links.network import available
+from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.links.owner import start_ticks
 from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
@@ -23,7 +23,7 @@ from gravac.lab.training.session import Leg
 HUNG = 250.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
 
-REASON = available()
+REASON = emulation_obstacle()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 
 again = pytest.mark.long if REASON is None else ()

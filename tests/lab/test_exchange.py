@@ -23,7 +23,7 @@ def test_exchanges_are_steps_together_and_rounds_apart_and_native_steps_are_told
     def steps(number: int, **now: Any) -> None:
         vars(compressor).update(now)
         for _ in range(number):
-            tally.step_ended()
+            tally.count_step()
 
     steps(3)
     steps(4, mode="native", cf=2.0, changes=["hook to native"])

@@ -15,11 +15,11 @@ from gravac.lab.links.link import (
     Phase,
     parse_link,
 )
-from gravac.lab.links.rates import HIGHEST_RATE, LOWEST_RATE
+from gravac.lab.links.rates import HIGHEST_RATE_BPS, LOWEST_RATE_BPS
 
 pytestmark = pytest.mark.timeout(60)
 
-RATES = st.none() | st.floats(LOWEST_RATE, HIGHEST_RATE) | st.integers(64, 10**8).map(lambda kbit: kbit * 1e3)
+RATES = st.none() | st.floats(LOWEST_RATE_BPS, HIGHEST_RATE_BPS) | st.integers(64, 10**8).map(lambda kbit: kbit * 1e3)
 
 
 @st.composite

@@ -17,13 +17,13 @@ import pytest
 from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
 from gravac.lab.links.link_rate import Sample, stream, tcp_rate
-from gravac.lab.links.network import EmulatedNetwork, LinkError, available, netem_missing, remove_leftovers
+from gravac.lab.links.network import EmulatedNetwork, LinkError, emulation_obstacle, netem_obstacle, remove_leftovers
 from gravac.lab.links.owner import is_orphaned, owner_mark, pid_scope, start_ticks
 
 HUNG = 120.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
 
-REASON = available()
+REASON = emulation_obstacle()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 
 RECEIVE = """
@@ -279,7 +279,7 @@ def test_interface_counters_grow_by_what_is_sent() -> None:
 
 @needs_namespaces
 def test_netem_is_tried_without_a_trace() -> None:
-    reason = netem_missing()
+    reason = netem_obstacle()
     assert not [name for name in namespaces() if name.startswith(f"{owner_mark()}-")]
     assert reason is None or "netem" in reason
 
@@ -287,7 +287,7 @@ def test_netem_is_tried_without_a_trace() -> None:
 @needs_namespaces
 def test_delay_without_netem_is_refused_with_the_reason_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "the kernel has no netem (sch_netem): latency and loss are unavailable"
-    monkeypatch.setattr(links, "netem_missing", lambda: reason)
+    monkeypatch.setattr(links, "netem_obstacle", lambda: reason)
     for words in ("100mbit+20ms", "100mbit+0.1%"):
         network = EmulatedNetwork(2, parse_link(words))
         with pytest.raises(LinkError) as refused, network:
@@ -317,9 +317,9 @@ def test_number_of_workers_is_refused_by_name(workers: int) -> None:
 def test_reason_why_not_is_given_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda tool: f"/sbin/{tool}")
-    assert available() == "making network namespaces needs root"
+    assert emulation_obstacle() == "making network namespaces needs root"
     monkeypatch.setattr("shutil.which", lambda tool: None)
-    assert "apt install iproute2" in str(available())
+    assert "apt install iproute2" in str(emulation_obstacle())
 
 
 def test_owner_is_told_by_pid_start_time_and_place() -> None:

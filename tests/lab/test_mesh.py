@@ -25,7 +25,7 @@ from gravac.lab.doctor import (
     memory_of_modes,
     traffic_of_mesh,
 )
-from gravac.lab.links.network import available
+from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.mesh import Mesh, parse_mesh
 from gravac.lab.report.markdown import markdown_tables
 from gravac.lab.report.summary import sections
@@ -44,7 +44,7 @@ from tests.ranks import processes
 SLOW = Network(50e-6, 1e8)
 GPU = Machine(350e9)
 
-REASON = available()
+REASON = emulation_obstacle()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 
 

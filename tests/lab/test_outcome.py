@@ -17,7 +17,7 @@ from rich.console import Console
 from gravac.lab.demo.decisions import describe_change, describe_longest_running
 from gravac.lab.demo.display import show_result
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
-from gravac.lab.demo.plot import draw_as_text, spread
+from gravac.lab.demo.plot import draw_as_text, spread_apart
 from gravac.lab.json_file import write_json
 from gravac.lab.tta.record import CurvePoint
 
@@ -55,16 +55,16 @@ def comparison(adaptive: float, apart: float = 2.5) -> Comparison:
 
 def test_losses_at_equal_time_and_equal_steps_lie_between_evaluations() -> None:
     run = outcome("adaptive", 40, 1.0)
-    assert run.at_time(5.0) == pytest.approx(3.0)
-    assert run.at_step(10) == pytest.approx(4.0)
-    assert run.at_step(99) == 1.0
+    assert run.loss_at_time(5.0) == pytest.approx(3.0)
+    assert run.loss_at_step(10) == pytest.approx(4.0)
+    assert run.loss_at_step(99) == 1.0
     assert comparison(1.0).equal_steps == 10
 
 
 def test_time_to_a_loss_is_its_first_crossing_or_none() -> None:
     run = outcome("adaptive", 40, 1.0)
-    assert run.time_to(3.0) == pytest.approx(5.0)
-    assert run.time_to(0.5) is None
+    assert run.time_to_loss(3.0) == pytest.approx(5.0)
+    assert run.time_to_loss(0.5) is None
 
 
 def test_wire_ratio_is_bytes_a_step_of_dense_float32_over_its_own() -> None:
@@ -85,7 +85,7 @@ def test_verdict_of_a_win_says_how_much_faster_than_16_bit() -> None:
 def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
     console = Console(record=True, width=80, force_terminal=False)
     with console.capture() as captured:
-        show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, logs=Path("runs/x"))
+        show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, log_dir=Path("runs/x"))
     shown = captured.get()
     assert ("paced, no emulated link" in shown) == paced
     assert "3 bits, 10x fewer bytes: start" in shown
@@ -120,7 +120,7 @@ def test_shares_by_mode_and_what_ran_mostly_follow_the_changes() -> None:
     st.floats(0.01, 1.5),
 )
 def test_names_never_touch_keep_their_order_and_stay_within(places: list[float], apart: float) -> None:
-    moved = spread(places, apart, (0, 10))
+    moved = spread_apart(places, apart, (0, 10))
     assert all(-1e-9 <= place <= 10 + 1e-9 for place in moved)
     order = sorted(range(len(places)), key=lambda at: places[at])
     for lower, upper in itertools.pairwise(order):
@@ -128,7 +128,7 @@ def test_names_never_touch_keep_their_order_and_stay_within(places: list[float],
 
 
 def test_names_that_do_not_touch_stay_where_they_are() -> None:
-    assert spread([7, 1, 4], 2, (0, 10)) == [7, 1, 4]
+    assert spread_apart([7, 1, 4], 2, (0, 10)) == [7, 1, 4]
 
 
 @given(st.floats(0.5, 4.9), st.floats(0.5, 4.9))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gravac.lab.report.numbers import DENSE, ReportRow, amount, bytes_per_step, speedup_interval
+from gravac.lab.report.numbers import DENSE_METHODS, ReportRow, amount_over_seeds, bytes_per_step, speedup_interval
 from gravac.lab.report.sentences import ratio_text
 from gravac.lab.report.summary import Section, link_order, sections
 from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
@@ -90,7 +90,7 @@ def test_speedup_of_what_did_not_reach_the_target_is_an_upper_bound() -> None:
 
 
 def test_the_ends_of_a_range_are_bounds_where_they_are_not_known() -> None:
-    found = amount([(2.0, 2.0), (0.0, 0.5)])
+    found = amount_over_seeds([(2.0, 2.0), (0.0, 0.5)])
     assert found is not None
     assert (found.median_sign, found.median) == ("<", 1.25)
     assert (found.low_sign, found.low, found.high_sign, found.high) == ("<", 0.5, "", 2.0)
@@ -103,9 +103,9 @@ def test_fp32s_steps_come_from_the_free_network_where_it_did_not_get_there() -> 
 
 
 def test_nothing_is_said_of_a_median_that_could_be_anything() -> None:
-    assert amount([]) is None
-    assert amount([(0.0, 0.5), (2.0, math.inf), (0.0, math.inf)]) is None
-    assert amount([(0.0, math.inf)]) is None
+    assert amount_over_seeds([]) is None
+    assert amount_over_seeds([(0.0, 0.5), (2.0, math.inf), (0.0, math.inf)]) is None
+    assert amount_over_seeds([(0.0, math.inf)]) is None
 
 
 def test_the_limit_is_fp32_on_a_free_network() -> None:
@@ -231,7 +231,7 @@ def test_pictures_keep_the_colours_of_methods() -> None:
         with Image.open(io.BytesIO(style.png_bytes(figure))) as opened:
             picture = opened.convert("RGB")
         colours = {colour for _, colour in picture.getcolors(picture.width * picture.height) or []}
-        strong = [look.colour for method, look in drawn.items() if method not in DENSE]
+        strong = [look.colour for method, look in drawn.items() if method not in DENSE_METHODS]
         assert {(255, 255, 255), *map(ImageColor.getrgb, strong)} <= colours
 
 

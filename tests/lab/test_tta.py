@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from gravac.cli import main
-from gravac.lab.links.network import available
+from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.training.run import RunFailed, TrainingSettings
 from gravac.lab.training.session import ALONE, Leg, SessionSpec
 from gravac.lab.tta import record
@@ -27,7 +27,7 @@ from gravac.lab.tta.runner import run_matrix, target_of
 HUNG = 250.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
 
-REASON = available()
+REASON = emulation_obstacle()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 
 
@@ -48,17 +48,17 @@ class Notes:
     def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
         self.codes = (code, existing_codes)
 
-    def show_start(self, cell: str, leg: Leg) -> None:
+    def show_start(self, cell_text: str, leg: Leg) -> None:
         self.started.append(leg.method)
         self.labels.append(leg.label)
 
-    def show_event(self, cell: str, leg: Leg, event: dict[str, object]) -> None:
+    def show_event(self, cell_text: str, leg: Leg, event: dict[str, object]) -> None:
         pass
 
     def show_finished_run(self, run: TrainingRecord) -> None:
         self.made.append(run)
 
-    def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
+    def show_failed_leg(self, cell_text: str, leg: Leg, error: RunFailed) -> None:
         self.failures.append(leg.method)
 
 

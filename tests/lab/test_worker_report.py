@@ -17,7 +17,7 @@ plugin_data_pb2 = importlib.import_module("tensorboard.plugins.hparams.plugin_da
 
 def test_a_leg_is_one_row_of_hyperparameters_also_where_its_method_tells_of_its_own(tmp_path: Path) -> None:
     leg = SimpleNamespace(label="gravac")
-    spec: Any = SimpleNamespace(folder=str(tmp_path), log_dir=str(tmp_path / "runs"), legs=[leg])
+    spec: Any = SimpleNamespace(session_folder=str(tmp_path), log_dir=str(tmp_path / "runs"), legs=[leg])
     report = WorkerReport(spec, 0, rank=0)
     sink = TensorBoardSink(tmp_path / "runs" / "gravac")
     sink(RunRecord({"base": "topk"}, 2))

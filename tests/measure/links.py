@@ -35,7 +35,7 @@ from gravac.collectives import AllReduce
 from gravac.exchange.group import GroupTransport
 from gravac.lab.links.link import Link, Phase, parse_link
 from gravac.lab.links.link_rate import Sample, stream, tcp_rate
-from gravac.lab.links.network import INTERFACE, Counters, EmulatedNetwork
+from gravac.lab.links.network import INTERFACE, EmulatedNetwork, InterfaceCounters
 from gravac.lab.links.schedule import Schedule
 from tests.measure.results import write
 
@@ -151,9 +151,9 @@ def ranks(network: EmulatedNetwork) -> Iterator[Ranks]:
                 process.wait()
 
 
-def drained(network: EmulatedNetwork) -> list[Counters]:
+def drained(network: EmulatedNetwork) -> list[InterfaceCounters]:
     """The workers' counters once they have stood still for 0.2 s."""
-    before: list[Counters] = []
+    before: list[InterfaceCounters] = []
     while True:
         now = [network.interface_counters(worker) for worker in range(network.workers)]
         if now == before:

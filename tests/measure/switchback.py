@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gravac.controllers.progress import Learned, Line, Reading, estimate_ratio
+from gravac.controllers.progress import LossLine, LossReading, TrialResults, estimate_ratio
 from gravac.lab import simulate
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.expression import compressor
@@ -214,7 +214,7 @@ def estimates(row: dict[str, Any], settled: int, last: int | None = None) -> lis
     return found
 
 
-def learned(row: dict[str, Any], longer: int = 0) -> Learned:
+def learned(row: dict[str, Any], longer: int = 0) -> TrialResults:
     """Return what the trials of a run measured by the probe, as gravac evaluates them in a run.
 
     Of each stretch of the reference the two first readings and the two last ones are taken.
@@ -229,10 +229,10 @@ def learned(row: dict[str, Any], longer: int = 0) -> Learned:
         start = plan.first + number * plan.stretch
         settled = start + (longer if number else 0)
         steps = [step for step in sorted(probes) if settled <= step <= start + plan.stretch]
-        stretches.append(Line.through([Reading(step, probes[step]) for step in (*steps[:2], *steps[-2:])]))
+        stretches.append(LossLine.through([LossReading(step, probes[step]) for step in (*steps[:2], *steps[-2:])]))
     noise = math.sqrt(statistics.fmean(line.noise**2 for line in stretches))
     found = [estimate_ratio(before, after, plan.trial, noise) for before, after in itertools.pairwise(stretches)]
-    return Learned(1, 0, tuple(one for one in found if math.isfinite(one[1])))
+    return TrialResults(1, 0, tuple(one for one in found if math.isfinite(one[1])))
 
 
 def by_curve(row: dict[str, Any]) -> tuple[float, float]:

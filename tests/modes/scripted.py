@@ -26,7 +26,7 @@ class Scripted(Settings):
 
     name: ClassVar[str] = "scripted"
     keeps_all: ClassVar[bool] = True
-    sixteen_bit: ClassVar[bool] = False
+    chooses_sixteen_bit: ClassVar[bool] = False
     chooses_every: ClassVar[bool] = True
     chooses_native: ClassVar[bool] = True
 

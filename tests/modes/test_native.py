@@ -93,7 +93,7 @@ class AgreesAlone:
 
     def __init__(self, seconds: float) -> None:
         self.state = SimpleNamespace(native=NativeState(), trained=0)
-        self.deciding = SimpleNamespace(seconds=seconds)
+        self.deciding = SimpleNamespace(agreed_step_s=seconds)
         self.decision = Decision(NATIVE, watch=1000)
         self.told: list[float] = []
         """What each stretch told of its steps, in seconds."""

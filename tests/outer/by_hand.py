@@ -197,7 +197,7 @@ class OuterByHand(Closeable):
     @property
     def steps_of_ranks(self) -> tuple[int, ...]:
         """Number of steps that each rank makes in the present round."""
-        return self._state.shares.steps
+        return self._state.shares.steps_of_ranks
 
     @property
     def late(self) -> int:

@@ -17,7 +17,7 @@ from gravac import Goodput, quantize
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import SEARCH, GoodputState
-from gravac.controllers.step_times import GoodputEntry
+from gravac.controllers.step_times import StepTiming
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
@@ -30,7 +30,7 @@ from tests.outer.test_outer import MOMENTUM, saved
 class Wanders:
     """A controller that goes by a seed: any number of steps, and any behind which to travel; or by 0: the longest."""
 
-    name, keeps_all, sixteen_bit, chooses_every = "wanders", True, False, True
+    name, keeps_all, chooses_sixteen_bit, chooses_every = "wanders", True, False, True
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -237,7 +237,7 @@ def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> N
     )
     dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
     ran = 2 if hidden else 1
-    entry = GoodputEntry(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
+    entry = StepTiming(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
     state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1].candidate), (entry,), windows=1)
     if hidden:  # waiting for it takes no less, and at most all of the exchange more
         assert state.step_time_bounds.shortest_step_seconds(1, 10) >= 0.2
@@ -280,7 +280,7 @@ def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
         )
         for h, e in ((5, 0.91), (10, 0.89))
     )  # fmt: skip
-    entry = GoodputEntry(1, 0.12, 0, 0.91, saved=(0.0, 0.0, 0.04))
+    entry = StepTiming(1, 0.12, 0, 0.91, saved=(0.0, 0.0, 0.04))
     dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
     window = Window(often.candidate)
     state = GoodputState((dense, often, seldom), SEARCH, 1, 1, window, (entry,), windows=1)
@@ -307,7 +307,7 @@ def test_a_little_more_is_not_tried_as_efficiencies_are_not_known_so_well(promis
         made += decision.candidate.every
         measured = Measurement(step, decision.candidate, seconds, 32.0, 0.1, 1.0, **times, **trained)
         state, decision = controller.observe(state, measured)
-    assert (state.entry(1) is not None) == tried
+    assert (state.timing(1) is not None) == tried
     assert decision.candidate == held.candidate
 
 

@@ -90,7 +90,10 @@ def test_other_settings_part_where_another_round_would_be_made(trace: Trace) -> 
     parting = played.parting
     assert parting is not None
     assert 0 < parting.step == played.steps < sum(step.steps for step in trace.steps)
-    assert parting.ran == dict(zip((step.step for step in trace.steps), trace.choices(), strict=True))[parting.step]
+    assert (
+        parting.ran
+        == dict(zip((step.step for step in trace.steps), trace.decided_candidates(), strict=True))[parting.step]
+    )
     assert parting.ran != parting.would
     assert not played.same
 

@@ -77,7 +77,7 @@ def test_steps_of_each_rank_are_told_and_drawn(tmp_path: Path) -> None:
     drawn = EventAccumulator(str(tmp_path)).Reload()
     lines = [[point.value for point in drawn.Scalars(f"{page.STEPS_OF_RANKS}{rank}")] for rank in range(2)]
     assert (lines[0][0], lines[0][-1], lines[1][0], lines[1][-1]) == (10, 15, 10, 5)
-    (_, chart) = page.layout(outer=True)["gravac: compression factor and gain"]["Steps of each rank in a round"]
+    (_, chart) = page.layout(may_run_outer=True)["gravac: compression factor and gain"]["Steps of each rank in a round"]
     assert all(re.match(chart[0], f"{page.STEPS_OF_RANKS}{rank}") for rank in (0, 1, 12))
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gravac.lab.links.network import available
+from gravac.lab.links.network import emulation_obstacle
 from tests.packaging.environments import CONSTRAINTS, ROOT, Environment, wheel
 
 FRIGHTENING = re.compile(r"warning|error|traceback|deprecat|exception|not found|failed", re.IGNORECASE)
@@ -37,7 +37,7 @@ def first_lines(example: Path) -> tuple[str | None, list[str]]:
 def check(example: Path, built: Path, work: Path) -> list[str]:
     """Run one; return what is wrong with it."""
     extra, command = first_lines(example)
-    if example.name in EMULATED and (reason := available()) is not None:
+    if example.name in EMULATED and (reason := emulation_obstacle()) is not None:
         print(f"== {example.name}: skipped: {reason}", flush=True)
         return []
     environment = Environment(work / "venv", CONSTRAINTS.get(extra or "", "constraints.txt"))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.exchange.lockstep import Lockstep
 from gravac.sources import module as source_of_module
-from gravac.sources.flags import pack, unpack
+from gravac.sources.flags import pack_flags, unpack_counts
 from gravac.sources.module import ModuleSource
 from tests.distributed.training import batch, network
 from tests.engine.adapter import Averaged
@@ -205,8 +205,8 @@ def test_flags_of_all_ranks_are_read_back(data: st.DataObject) -> None:
     world, number = data.draw(st.integers(1, 5000)), data.draw(st.integers(1, 60))
     every = data.draw(st.lists(st.lists(st.booleans(), min_size=number, max_size=number), min_size=1, max_size=4))
     every = [every[rank % len(every)] for rank in range(world)] if world < 20 else [every[0]] * world
-    packed = torch.tensor([pack(flags, world) for flags in every], dtype=torch.float64).sum(0).tolist()
-    assert unpack(packed, number, world) == [sum(flags[place] for flags in every) for place in range(number)]
+    packed = torch.tensor([pack_flags(flags, world) for flags in every], dtype=torch.float64).sum(0).tolist()
+    assert unpack_counts(packed, number, world) == [sum(flags[place] for flags in every) for place in range(number)]
 
 
 # which backward is a step

@@ -14,7 +14,7 @@ from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quanti
 from gravac.averaging import average
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
-from gravac.compressors.profile import CODING_BYTES
+from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
 from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
 from gravac.engine import coalescing
@@ -53,7 +53,7 @@ class Restless(ScheduledController):
 
 def in_parts(largest: int) -> Any:
     """Has groups compressed in parts of so many elements, each by itself."""
-    together = largest * CODING_BYTES
+    together = largest * CODING_BYTES_PER_ELEMENT
     return mock.patch.multiple(coalescing, MAX_SEGMENT_ELEMENTS=largest, MAX_CODING_BYTES=together)
 
 

@@ -52,8 +52,8 @@ def test_the_cf_is_a_staircase_and_steps_never_go_back(run: list[Record], every:
 
 def test_totals_come_last(run: list[Record]) -> None:
     logged, _ = tracked(run)
-    assert all(tag.startswith(page.END) for tag in logged[-1][1])
-    assert not any(tag.startswith(page.END) for _, values in logged[:-1] for tag in values)
+    assert all(tag.startswith(page.END_PREFIX) for tag in logged[-1][1])
+    assert not any(tag.startswith(page.END_PREFIX) for _, values in logged[:-1] for tag in values)
 
 
 def test_a_tracker_that_fails_is_left_alone() -> None:

@@ -16,7 +16,7 @@ import torch
 from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, k_for
-from gravac.compressors.dtypes import dtype_of, magnitudes_in, narrow, unit_roundoff
+from gravac.compressors.dtypes import convert_clamped, dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.sparse import Sparse
 from gravac.compressors.squares import norm
@@ -62,9 +62,9 @@ class ARTopK(Compressor):
         """
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
-        energies = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
+        norm_traffic = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
         return (
-            *energies,
+            *norm_traffic,
             Traffic(Broadcast, k * index_dtype(elements).itemsize),
             Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize),
         )
@@ -85,7 +85,7 @@ class ARTopK(Compressor):
             root = int(norms.argmax())
         packed_indices = yield Broadcast(pack_indices(local_selection.indices, x.numel()), root)
         indices = unpack_indices(packed_indices, x.numel())
-        values = narrow(x[indices] / ctx.world, dtype_of(self.values, ctx.dtype))
+        values = convert_clamped(x[indices] / ctx.world, dtype_of(self.values, ctx.dtype))
         value_sums = yield AllReduce(values)
         return Reduced(
             mean=Sparse(((indices, value_sums.to(x.dtype)),)),

@@ -59,7 +59,10 @@ class IntSGD(Compressor):
         """Return the predicted traffic, in bytes: an all-gather of a magnitude per block, an all-reduce of integers."""
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
-        return (Traffic(AllGather, scale_bytes), Traffic(AllReduce, lane_bytes(elements, lane_bits(self.bits, world))))
+        return (
+            Traffic(AllGather, scale_bytes),
+            Traffic(AllReduce, bytes_on_wire(elements, bits_on_wire(self.bits, world))),
+        )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x as integers, in units of scales that all ranks share.
@@ -69,25 +72,27 @@ class IntSGD(Compressor):
            result at random to the next lower or higher integer.
         3. All-reduce the integers, and convert the sums back to numbers.
         """
-        bits = lane_bits(self.bits, ctx.world)
-        limit = integer_limit(bits, ctx.world)
-        (all_largest,) = yield AllGather(block_largest(x, self.block))
-        largest = repeat_for_elements(all_largest.amax(dim=0), self.block, x.numel())
-        integers = round_randomly(relative_magnitudes(x, largest).mul_(limit), ctx.draws(per_rank=True)).mul_(x.sign())
-        total = yield AllReduce(to_lanes(integers.to(torch.int32), bits))
-        step = largest / limit
-        mean = from_lanes(total, bits, x.numel()).to(x.dtype).mul_(step).div_(ctx.world)
-        return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
+        bits = bits_on_wire(self.bits, ctx.world)
+        max_integer = integer_limit(bits, ctx.world)
+        (largest_by_rank,) = yield AllGather(block_largest(x, self.block))
+        largest_magnitudes = repeat_for_elements(largest_by_rank.amax(dim=0), self.block, x.numel())
+        integers = round_randomly(
+            relative_magnitudes(x, largest_magnitudes).mul_(max_integer), ctx.draws(per_rank=True)
+        ).mul_(x.sign())
+        packed_sums = yield AllReduce(pack_for_sum(integers.to(torch.int32), bits))
+        integer_unit = largest_magnitudes / max_integer
+        mean = unpack_sums(packed_sums, bits, x.numel()).to(x.dtype).mul_(integer_unit).div_(ctx.world)
+        return Reduced(mean=mean, sent=integers.mul_(integer_unit), cf=32 / bits)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return, for each CF, the expected squared error of flat x, 0-d.
 
         The errors are too low if other ranks have larger magnitudes, since the ranks share scales.
         """
-        limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
+        max_integer = integer_limit(bits_on_wire(self.bits, ctx.world), ctx.world)
         largest_magnitudes = repeat_for_elements(block_largest(x, self.block), self.block, x.numel())
-        variance = rounding_variance(relative_magnitudes(x, largest_magnitudes).mul_(limit))
-        return [energy(variance.sqrt_() * (largest_magnitudes / limit))] * len(cfs)
+        variance = rounding_variance(relative_magnitudes(x, largest_magnitudes).mul_(max_integer))
+        return [energy(variance.sqrt_() * (largest_magnitudes / max_integer))] * len(cfs)
 
 
 def integer_limit(bits: int, world: int) -> int:
@@ -95,17 +100,17 @@ def integer_limit(bits: int, world: int) -> int:
     return int((2 ** (bits - 1) - 1) // world)
 
 
-def lane_bits(bits: int, world: int) -> int:
+def bits_on_wire(bits: int, world: int) -> int:
     """Return the bits per integer on the wire: the first of ``bits``, 16 and 32 that allows each rank to send a 1."""
-    return next(candidate_bits for candidate_bits in (bits, 16, 32) if integer_limit(candidate_bits, world))
+    return next(wire_bits for wire_bits in (bits, 16, 32) if integer_limit(wire_bits, world))
 
 
-def lane_bytes(elements: int, bits: int) -> int:
-    """Return how many bytes ``elements`` integers of ``bits`` bits take on the wire, as ``to_lanes`` converts them."""
+def bytes_on_wire(elements: int, bits: int) -> int:
+    """Return how many bytes ``elements`` integers of ``bits`` bits take on the wire, packed by ``pack_for_sum``."""
     return -(-elements // 2) * 4 if bits == 16 else elements * bits // 8
 
 
-def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
+def pack_for_sum(integers: torch.Tensor, bits: int) -> torch.Tensor:
     """Convert flat integers to a dtype that an all-reduce can sum.
 
     Integers of 16 bits are sent in pairs, as ``high * 2**16 + low`` in int32, since neither Gloo nor NCCL sums int16.
@@ -119,16 +124,16 @@ def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
     """
     if bits != 16:
         return integers.to(torch.int8) if bits == 8 else integers
-    pairs = torch.nn.functional.pad(integers, (0, integers.numel() % 2)).view(2, -1)
-    return pairs[1] * 2**16 + pairs[0]
+    integer_pairs = torch.nn.functional.pad(integers, (0, integers.numel() % 2)).view(2, -1)
+    return integer_pairs[1] * 2**16 + integer_pairs[0]
 
 
-def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
-    """Convert the all-reduced result of ``to_lanes`` back to an integer per element: int8 or int32, ``[elements]``."""
+def unpack_sums(packed_sums: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
+    """Convert the all-reduced result of ``pack_for_sum`` to an integer per element: int8 or int32, ``[elements]``."""
     if bits != 16:
-        return total
-    low_integers = ((total + 2**15) & 0xFFFF) - 2**15
-    return torch.cat([low_integers, (total - low_integers) >> 16])[:elements]
+        return packed_sums
+    low_integers = ((packed_sums + 2**15) & 0xFFFF) - 2**15
+    return torch.cat([low_integers, (packed_sums - low_integers) >> 16])[:elements]
 
 
 intsgd = IntSGD()

@@ -45,9 +45,9 @@ class Natural(Compressor):
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of each rank's codes and lowest exponent."""
-        lowest = lowest_exponent(x)
-        codes = encode(x, lowest, ctx.draws(per_rank=True))
-        return (yield from exchange_codes(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
+        base_exponent = lowest_exponent(x)
+        codes = encode(x, base_exponent, ctx.draws(per_rank=True))
+        return (yield from exchange_codes(codes, base_exponent, 8, partial(decode, dtype=x.dtype), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return, for each CF, the expected squared error of flat x, 0-d.
@@ -55,8 +55,8 @@ class Natural(Compressor):
         The error is the sum over elements of ``(|x| - below) (above - |x|)``: ``below`` and ``above`` are the powers of
         two next to ``|x|``.
         """
-        _, position, step = _neighbours(x, lowest_exponent(x))
-        error = energy(rounding_variance(position).sqrt_() * step)
+        _, relative_position, distance = _neighbours(x, lowest_exponent(x))
+        error = energy(rounding_variance(relative_position).sqrt_() * distance)
         return [error for _ in cfs]
 
 
@@ -66,39 +66,39 @@ def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
     return (exponent - EXPONENT_SPAN).clamp(min=_min_exponent(x.dtype)).to(torch.int16)
 
 
-def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
+def encode(x: torch.Tensor, base_exponent: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Round flat x to powers of two at random, and return their codes.
 
     A code has the sign in its highest bit. The other seven bits are 0 for the number 0, otherwise the exponent of the
-    power of two, minus ``lowest``, plus 1.
+    power of two, minus ``base_exponent``, plus 1.
 
     Args:
         x: numbers to code: flat, float32 or float64.
-        lowest: exponent of the smallest power that is sent, as ``lowest_exponent`` returns it.
+        base_exponent: exponent of the smallest power that is sent, as ``lowest_exponent`` returns it.
         draws: random numbers that decide the rounding.
 
     Returns:
         Codes: uint8, flat, of x's length.
     """
-    lower_code, position, _ = _neighbours(x, lowest)
-    magnitude = lower_code.add_(round_randomly(position, draws))
-    return magnitude.to(torch.uint8).add_(x.signbit().to(torch.uint8), alpha=128)
+    lower_codes, relative_position, _ = _neighbours(x, base_exponent)
+    magnitude_codes = lower_codes.add_(round_randomly(relative_position, draws))
+    return magnitude_codes.to(torch.uint8).add_(x.signbit().to(torch.uint8), alpha=128)
 
 
-def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def decode(codes: torch.Tensor, base_exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers that codes of ``encode`` (flat) represent: flat, of the codes' length, in ``dtype``.
 
     Args:
         codes: codes, uint8, flat.
-        lowest: the exponent that was given to ``encode``.
+        base_exponent: the exponent that was given to ``encode``.
         dtype: float32 or float64.
     """
-    magnitude = codes & 127
-    power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
+    magnitude_codes = codes & 127
+    power = power_of_two(magnitude_codes.to(torch.int32) - 1 + base_exponent, dtype).mul_(magnitude_codes > 0)
     return torch.where(codes > 127, -power, power)
 
 
-def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _neighbours(x: torch.Tensor, base_exponent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the powers of two below and above each magnitude of flat x.
 
     The neighbours of a magnitude below the lowest power are zero (code 0) and the lowest power (code 1).
@@ -108,11 +108,11 @@ def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, to
         the neighbours. Each is in the dtype of x.
     """
     mantissa, exponent = x.abs().frexp()
-    code = exponent - lowest  # code of the lower neighbour, if at least 1
-    is_small = (code < 1) | (x == 0)
-    step = power_of_two(torch.where(is_small, lowest.to(torch.int32), exponent - 1), x.dtype)
-    position = torch.where(is_small, x.abs() / step, 2 * mantissa - 1)
-    return torch.where(is_small, 0, code).to(x.dtype), position, step
+    lower_code = exponent - base_exponent  # code of the lower neighbour, if at least 1
+    is_below_base = (lower_code < 1) | (x == 0)
+    distance = power_of_two(torch.where(is_below_base, base_exponent.to(torch.int32), exponent - 1), x.dtype)
+    relative_position = torch.where(is_below_base, x.abs() / distance, 2 * mantissa - 1)
+    return torch.where(is_below_base, 0, lower_code).to(x.dtype), relative_position, distance
 
 
 def _min_exponent(dtype: torch.dtype) -> int:

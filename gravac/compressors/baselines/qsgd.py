@@ -55,7 +55,7 @@ class QSGD(Compressor):
         return f"{self.name} {self.bits} bits"
 
     @property
-    def levels(self) -> int:
+    def positive_level_count(self) -> int:
         """Number of levels above zero: ``2 ** (bits - 1) - 1``."""
         return int(2 ** (self.bits - 1) - 1)
 
@@ -85,15 +85,15 @@ class QSGD(Compressor):
     def encode(self, x: torch.Tensor, norms: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Round flat x to levels at random, and return the codes: uint8, of x's length.
 
-        A code is the signed number of the level (0 for zero), plus ``levels``.
+        A code is the signed number of the level (0 for zero), plus ``positive_level_count``.
         """
-        level = round_randomly(self._exact_levels(x, norms), draws)
-        return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
+        rounded_levels = round_randomly(self._exact_levels(x, norms), draws)
+        return rounded_levels.mul_(x.sign()).add_(self.positive_level_count).to(torch.uint8)
 
     def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """Return the numbers that flat codes represent: flat, of the codes' length, in the norms' dtype."""
-        signed_levels = codes.to(norms.dtype) - self.levels
-        return signed_levels * repeat_for_elements(norms / self.levels, self.bucket, codes.numel())
+        signed_levels = codes.to(norms.dtype) - self.positive_level_count
+        return signed_levels * repeat_for_elements(norms / self.positive_level_count, self.bucket, codes.numel())
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return, for each CF, the expected squared error of flat x, 0-d.
@@ -103,12 +103,16 @@ class QSGD(Compressor):
         """
         norms = self.norms(x)
         variance = rounding_variance(self._exact_levels(x, norms))
-        error = energy(variance.sqrt_() * repeat_for_elements(norms / self.levels, self.bucket, x.numel()))
+        error = energy(
+            variance.sqrt_() * repeat_for_elements(norms / self.positive_level_count, self.bucket, x.numel())
+        )
         return [error for _ in cfs]
 
     def _exact_levels(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """Return the magnitudes of flat x in units of ``norm / levels``, before they are rounded: in [0, levels]."""
-        return relative_magnitudes(x, repeat_for_elements(norms, self.bucket, x.numel())).mul_(self.levels)
+        return relative_magnitudes(x, repeat_for_elements(norms, self.bucket, x.numel())).mul_(
+            self.positive_level_count
+        )
 
 
 def exchange_codes(
@@ -128,48 +132,48 @@ def exchange_codes(
             and returns the numbers that the codes represent: flat, one number per code.
         ctx: the tensor's context.
     """
-    packed, all_scales = yield AllGather(pack(codes, bits), scales)
+    codes_by_rank, scales_by_rank = yield AllGather(pack(codes, bits), scales)
     sent = decode(codes, scales)
     mean = torch.zeros_like(sent)
-    for rank_packed, rank_scales in zip(packed.unbind(), all_scales.unbind(), strict=True):
-        mean += decode(unpack(rank_packed, bits, codes.numel()), rank_scales)
+    for rank_codes, rank_scales in zip(codes_by_rank.unbind(), scales_by_rank.unbind(), strict=True):
+        mean += decode(unpack(rank_codes, bits, codes.numel()), rank_scales)
     return Reduced(mean=mean.div_(ctx.world), sent=sent, cf=32 / bits)
 
 
-def block_count(elements: int, size: int) -> int:
-    """Return how many blocks of ``size`` elements a tensor has, a last partial block included; size 0: one block."""
-    return -(-elements // (size or max(1, elements)))
+def block_count(elements: int, block: int) -> int:
+    """Return how many blocks of ``block`` elements a tensor has, a last partial block included; 0: one block."""
+    return -(-elements // (block or max(1, elements)))
 
 
-def as_block_rows(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return flat x as a matrix with a row per block of ``size`` elements; the last row is padded with zeros.
+def as_block_rows(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Return flat x as a matrix with a row per block of ``block`` elements; the last row is padded with zeros.
 
-    A ``size`` of 0 makes a single block of all elements.
+    A ``block`` of 0 makes a single block of all elements.
     """
     elements = x.numel()
-    size = max(1, min(size or elements, elements))
-    return torch.nn.functional.pad(x, (0, -elements % size)).view(-1, size)
+    block = max(1, min(block or elements, elements))
+    return torch.nn.functional.pad(x, (0, -elements % block)).view(-1, block)
 
 
-def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the largest magnitude of each block of ``size`` elements of flat x: ``[blocks]``, dtype of x.
+def block_largest(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Return the largest magnitude of each block of ``block`` elements of flat x: ``[blocks]``, dtype of x.
 
-    A ``size`` of 0 makes a single block of all elements.
+    A ``block`` of 0 makes a single block of all elements.
     """
-    largest: torch.Tensor = torch.linalg.vector_norm(as_block_rows(x, size), ord=float("inf"), dim=1)
+    largest: torch.Tensor = torch.linalg.vector_norm(as_block_rows(x, block), ord=float("inf"), dim=1)
     return largest
 
 
-def repeat_for_elements(values: torch.Tensor, size: int, elements: int) -> torch.Tensor:
+def repeat_for_elements(values: torch.Tensor, block: int, elements: int) -> torch.Tensor:
     """Return each block's value once for every element of the block: ``[blocks]`` becomes ``[elements]``.
 
     Args:
         values: one value per block, ``[blocks]``.
-        size: elements per block; 0: a single block of all elements.
+        block: elements per block; 0: a single block of all elements.
         elements: number of elements of the result.
     """
-    size = min(size or elements, elements)
-    return values.unsqueeze(1).expand(-1, size).reshape(-1)[:elements]
+    block = min(block or elements, elements)
+    return values.unsqueeze(1).expand(-1, block).reshape(-1)[:elements]
 
 
 def relative_magnitudes(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:

@@ -51,10 +51,10 @@ class RedSync(ThresholdK):
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
         """Return a threshold that about k of flat ``magnitudes`` reach; the setting ``search`` says how it is found."""
-        mean, maximum = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
+        mean_magnitude, max_magnitude = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
 
         def threshold_and_count(ratio: float) -> tuple[float, int]:
-            threshold = mean + ratio * (maximum - mean)
+            threshold = mean_magnitude + ratio * (max_magnitude - mean_magnitude)
             return threshold, int((magnitudes >= threshold).sum())
 
         if self.search == "trimmed":

@@ -75,21 +75,21 @@ class SIDCo(ThresholdK):
 
     def _staged_threshold(self, magnitudes: torch.Tensor, fraction: float, stages: int) -> float:
         """Return the threshold, computed in ``stages`` stages, that ``fraction`` of flat magnitudes should reach."""
-        threshold, remaining_fraction, survivors = 0.0, fraction, magnitudes
+        threshold, remaining_fraction, remaining_magnitudes = 0.0, fraction, magnitudes
         for stage in range(stages):
             is_last = stage == stages - 1
             stage_fraction = remaining_fraction if is_last else STAGE_FRACTION
-            excess = survivors - threshold
-            threshold += self._quantile(excess, min(stage_fraction, 1.0), first=stage == 0)
+            excess = remaining_magnitudes - threshold
+            threshold += self._quantile(excess, min(stage_fraction, 1.0), is_first_stage=stage == 0)
             if is_last:
                 break
             remaining_fraction /= STAGE_FRACTION
-            survivors = survivors[survivors >= threshold]
-            if survivors.numel() < 2 or remaining_fraction >= 1:
+            remaining_magnitudes = remaining_magnitudes[remaining_magnitudes >= threshold]
+            if remaining_magnitudes.numel() < 2 or remaining_fraction >= 1:
                 break
         return threshold
 
-    def _quantile(self, excess: torch.Tensor, fraction: float, first: bool) -> float:
+    def _quantile(self, excess: torch.Tensor, fraction: float, is_first_stage: bool) -> float:
         """Return the number that is exceeded with a given probability under a fitted distribution.
 
         Source: corollaries 1.1 to 1.3 of the paper.
@@ -97,27 +97,27 @@ class SIDCo(ThresholdK):
         Args:
             excess: numbers to which the distribution is fitted, flat.
             fraction: the probability, in (0, 1].
-            first: whether this is the first stage, which fits ``law``. Later stages fit an exponential distribution if
-                ``law`` is exponential, otherwise a generalized Pareto.
+            is_first_stage: whether this is the first stage, which fits ``law``. Later stages fit an exponential
+                distribution if ``law`` is exponential, otherwise a generalized Pareto.
         """
-        mean = float(excess.mean(dtype=torch.float64))
-        if mean <= 0:
+        mean_excess = float(excess.mean(dtype=torch.float64))
+        if mean_excess <= 0:
             return 0.0
         if self.law == "exponential":
-            return -mean * math.log(fraction)
-        if self.law == "gamma" and first:
+            return -mean_excess * math.log(fraction)
+        if self.law == "gamma" and is_first_stage:
             mean_log = float(excess.clamp(min=torch.finfo(excess.dtype).tiny).log().mean(dtype=torch.float64))
-            s = max(math.log(mean) - mean_log, 1e-6)
-            shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
-            return max(0.0, -mean / shape * (math.log(fraction) + math.lgamma(shape)))
-        variance = float((excess / mean).var(correction=0)) * mean * mean
+            s = max(math.log(mean_excess) - mean_log, 1e-6)
+            shape_parameter = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
+            return max(0.0, -mean_excess / shape_parameter * (math.log(fraction) + math.lgamma(shape_parameter)))
+        variance = float((excess / mean_excess).var(correction=0)) * mean_excess * mean_excess
         if variance <= 0:
-            return mean
-        ratio = mean * mean / variance
-        shape, pareto_scale = 0.5 * (1 - ratio), 0.5 * mean * (ratio + 1)
-        if abs(shape) < 1e-6:
+            return mean_excess
+        ratio = mean_excess * mean_excess / variance
+        shape_parameter, pareto_scale = 0.5 * (1 - ratio), 0.5 * mean_excess * (ratio + 1)
+        if abs(shape_parameter) < 1e-6:
             return -pareto_scale * math.log(fraction)
-        return pareto_scale / shape * (math.exp(-shape * math.log(fraction)) - 1)
+        return pareto_scale / shape_parameter * (math.exp(-shape_parameter * math.log(fraction)) - 1)
 
 
 sidco = SIDCo()

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from gravac.collectives import AllGather, AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
-from gravac.compressors.baselines.intsgd import from_lanes, lane_bits, lane_bytes, to_lanes
+from gravac.compressors.baselines.intsgd import bits_on_wire, bytes_on_wire, pack_for_sum, unpack_sums
 from gravac.compressors.baselines.qsgd import as_block_rows, block_count, exchange_codes, repeat_for_elements
 from gravac.compressors.dtypes import working
 from gravac.compressors.packing import packed_bytes
@@ -94,7 +94,7 @@ class MajorityVote(Compressor):
         """
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
-        return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scale_bytes))
+        return (Traffic(AllReduce, bytes_on_wire(elements, bits_on_wire(8, world))), Traffic(AllReduce, scale_bytes))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x: agree on a sign for each element and on a magnitude for each block.
@@ -103,12 +103,14 @@ class MajorityVote(Compressor):
         2. All-reduce the mean magnitude of every block, and divide by the number of ranks.
         3. Multiply the signs by their block's magnitude; the product is both ``mean`` and ``sent``.
         """
-        bits = lane_bits(8, ctx.world)
-        total = yield AllReduce(to_lanes(x.sign().to(torch.int32), bits))
-        votes = from_lanes(total, bits, x.numel())
-        scales = yield AllReduce(block_means(x, self.block))
-        decision = votes.sign().to(x.dtype).mul_(repeat_for_elements(scales / ctx.world, self.block, x.numel()))
-        return Reduced(mean=decision, sent=decision, cf=self.cf)
+        vote_bits = bits_on_wire(8, ctx.world)
+        packed_sums = yield AllReduce(pack_for_sum(x.sign().to(torch.int32), vote_bits))
+        vote_sums = unpack_sums(packed_sums, vote_bits, x.numel())
+        scale_sums = yield AllReduce(block_means(x, self.block))
+        signed_magnitudes = (
+            vote_sums.sign().to(x.dtype).mul_(repeat_for_elements(scale_sums / ctx.world, self.block, x.numel()))
+        )
+        return Reduced(mean=signed_magnitudes, sent=signed_magnitudes, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return, for each CF, the squared error, 0-d, as if all ranks had this rank's flat x.
@@ -118,18 +120,18 @@ class MajorityVote(Compressor):
         return [sign_error(x, self.block) for _ in cfs]
 
 
-def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the mean magnitude of each block of ``size`` elements of flat x: ``[blocks]``, dtype of x.
+def block_means(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Return the mean magnitude of each block of ``block`` elements of flat x: ``[blocks]``, dtype of x.
 
-    A ``size`` of 0 makes a single block of all elements.
+    A ``block`` of 0 makes a single block of all elements.
     """
-    magnitudes = as_block_rows(x, size).abs()
-    sums = magnitudes.sum(dim=1)
-    if sums.is_cpu and x.dtype == torch.float32 and not sums.isfinite().all():
-        sums = magnitudes.sum(dim=1, dtype=torch.float64)
-    counts = torch.full_like(sums, min(size or x.numel(), x.numel()))
-    counts[-1:] -= counts.sum() - x.numel()
-    return sums.div_(counts).to(x.dtype)
+    magnitudes = as_block_rows(x, block).abs()
+    magnitude_sums = magnitudes.sum(dim=1)
+    if magnitude_sums.is_cpu and x.dtype == torch.float32 and not magnitude_sums.isfinite().all():
+        magnitude_sums = magnitudes.sum(dim=1, dtype=torch.float64)
+    element_counts = torch.full_like(magnitude_sums, min(block or x.numel(), x.numel()))
+    element_counts[-1:] -= element_counts.sum() - x.numel()
+    return magnitude_sums.div_(element_counts).to(x.dtype)
 
 
 def decode(sign_bits: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
-from gravac.compressors.kernels.layout import GRADIENTS, on_device_of, require_flat
+from gravac.compressors.kernels.layout import GRADIENT_DTYPES, on_device_of, require_flat
 from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
 
 
@@ -18,12 +18,12 @@ def _decode(
     denses: tl.tuple,
     values: tl.tensor,
     chunk_indices: tl.tensor,
-    numbers: tl.tensor,
+    elements: tl.tensor,
     selected_count: tl.tensor,
     k: tl.tensor,
     width: tl.tensor,
     alpha: tl.tensor,
-    count: tl.constexpr,
+    tensor_count: tl.constexpr,
     halvings: tl.constexpr,
     add: tl.constexpr,
     chunk: tl.constexpr,
@@ -34,23 +34,27 @@ def _decode(
     chunk_number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     chunk_indices_of_tensor = chunk_indices + tensor_index.to(tl.int64) * selected_count
     # all selected chunks except the last ascend: count those before this chunk by binary search
-    preceding = tl.zeros_like(chunk_number)
+    preceding_count = tl.zeros_like(chunk_number)
     for halving in tl.static_range(halvings):
-        probe = preceding + (1 << (halvings - 1 - halving))
-        precedes = tl.load(chunk_indices_of_tensor + probe - 1, mask=probe < selected_count, other=0) < chunk_number
-        preceding = tl.where((probe < selected_count) & precedes, probe, preceding)
-    same_number = (
-        tl.load(chunk_indices_of_tensor + preceding, mask=preceding < selected_count, other=-1) == chunk_number
+        higher_count = preceding_count + (1 << (halvings - 1 - halving))
+        more_precede = (
+            tl.load(chunk_indices_of_tensor + higher_count - 1, mask=higher_count < selected_count, other=0)
+            < chunk_number
+        )
+        preceding_count = tl.where((higher_count < selected_count) & more_precede, higher_count, preceding_count)
+    has_same_number = (
+        tl.load(chunk_indices_of_tensor + preceding_count, mask=preceding_count < selected_count, other=-1)
+        == chunk_number
     )
-    matches = (preceding < selected_count) & same_number
+    matches = (preceding_count < selected_count) & has_same_number
     is_last = tl.load(chunk_indices_of_tensor + selected_count - 1) == chunk_number
-    slot = tl.where(is_last, selected_count - 1, preceding)
-    dense = pick(denses, tensor_index, count)
-    for start in range(0, chunk, columns):
-        column = start + tl.arange(0, columns)
+    slot = tl.where(is_last, selected_count - 1, preceding_count)
+    dense = pick(denses, tensor_index, tensor_count)
+    for first_column in range(0, chunk, columns):
+        column = first_column + tl.arange(0, columns)
         target = chunk_number[:, None] * chunk + column[None, :]
         source = slot[:, None] * chunk + column[None, :]
-        inside = (column < chunk)[None, :] & (target < numbers)
+        inside = (column < chunk)[None, :] & (target < elements)
         is_sent = inside & (matches | is_last)[:, None] & (source < k)
         mean = tl.load(values + tensor_index.to(tl.int64) * width + source, mask=is_sent, other=0).to(tl.float32)
         if add:
@@ -86,10 +90,17 @@ def decode(
         ValueError: a tensor in ``denses`` has another shape or dtype, or is not contiguous.
     """
     for dense in denses:
-        require_flat(denses[0].numel(), GRADIENTS, dense=dense)
-    for start in range(0, len(denses), MAX_TENSORS):
-        launch = slice(start, start + MAX_TENSORS)
-        _decode_op(denses[launch], values[launch], chunk_indices[launch].contiguous(), k, chunk, alpha)
+        require_flat(denses[0].numel(), GRADIENT_DTYPES, dense=dense)
+    for first_tensor in range(0, len(denses), MAX_TENSORS):
+        launch_slice = slice(first_tensor, first_tensor + MAX_TENSORS)
+        _decode_op(
+            denses[launch_slice],
+            values[launch_slice],
+            chunk_indices[launch_slice].contiguous(),
+            k,
+            chunk,
+            alpha,
+        )
 
 
 @triton_op("gravac::chunk_decode", mutates_args=("denses",))
@@ -101,19 +112,19 @@ def _decode_op(
     chunk: int,
     alpha: float | None,
 ) -> None:
-    tiles, (count, selected_count) = tiling(chunk), chunk_indices.shape
-    numbers = denses[0].numel()
+    tiles, (tensor_count, selected_count) = tiling(chunk), chunk_indices.shape
+    elements = denses[0].numel()
     with on_device_of(values):
-        wrap_triton(_decode)[(triton.cdiv(triton.cdiv(numbers, chunk), tiles["rows"]), count)](
+        wrap_triton(_decode)[(triton.cdiv(triton.cdiv(elements, chunk), tiles["rows"]), tensor_count)](
             tuple(denses),
             values,
             chunk_indices,
-            numbers,
+            elements,
             selected_count,
             k,
             values.shape[1],
             1.0 if alpha is None else float(alpha),
-            count=count,
+            tensor_count=tensor_count,
             halvings=(selected_count - 1).bit_length(),
             add=alpha is not None,
             chunk=chunk,
@@ -123,7 +134,7 @@ def _decode_op(
 
 
 @_decode_op.register_fake
-def _decodes_in_place(
+def _fake_decode(
     denses: Sequence[torch.Tensor],
     values: torch.Tensor,
     chunk_indices: torch.Tensor,

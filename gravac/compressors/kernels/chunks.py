@@ -18,16 +18,16 @@ import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
-from gravac.compressors.kernels.codes import narrowed, widened
-from gravac.compressors.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
+from gravac.compressors.kernels.codes import from_bfloat16_bits, to_bfloat16_bits
+from gravac.compressors.kernels.layout import GRADIENT_DTYPES, RESIDUAL_DTYPES, on_device_of, require_flat
 from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
 from gravac.compressors.squares import MAX_SENT_ENERGY
 
-UP, DOWN, UNDO_UP, UNDO_DOWN = (tl.constexpr(2.0**power) for power in (84, -70, -168, 140))
+SCALE_UP, SCALE_DOWN, UNDO_SCALE_UP, UNDO_SCALE_DOWN = (tl.constexpr(2.0**power) for power in (84, -70, -168, 140))
 """Powers of two that keep squares in float32's range.
 
-Small numbers are multiplied by ``UP`` before they are squared, and the sum of squares by ``UNDO_UP``; large numbers by
-``DOWN``, and the sum by ``UNDO_DOWN``.
+Small numbers are multiplied by ``SCALE_UP`` before they are squared, and the sum of squares by ``UNDO_SCALE_UP``; large
+numbers by ``SCALE_DOWN``, and the sum by ``UNDO_SCALE_DOWN``.
 """
 
 MIN_SAFE_ENERGY = tl.constexpr(2.0**-80)
@@ -46,12 +46,12 @@ def energy_of(squares: tl.tensor, large_squares: tl.tensor, small_squares: tl.te
 
     Args:
         squares: partial sums of squares of the numbers themselves, ``[rows, columns]``, float32.
-        large_squares: partial sums of squares of the numbers times ``DOWN``, ``[rows, columns]``, float32.
-        small_squares: partial sums of squares of the numbers times ``UP``, ``[rows, columns]``, float32.
+        large_squares: partial sums of squares of the numbers times ``SCALE_DOWN``, ``[rows, columns]``, float32.
+        small_squares: partial sums of squares of the numbers times ``SCALE_UP``, ``[rows, columns]``, float32.
     """
     energy_unscaled = tl.sum(squares, axis=1)
-    energy_of_large = tl.sum(large_squares, axis=1).to(tl.float64) * UNDO_DOWN
-    energy_of_small = tl.sum(small_squares, axis=1).to(tl.float64) * UNDO_UP
+    energy_of_large = tl.sum(large_squares, axis=1).to(tl.float64) * UNDO_SCALE_DOWN
+    energy_of_small = tl.sum(small_squares, axis=1).to(tl.float64) * UNDO_SCALE_UP
     is_finite = energy_unscaled < float("inf")
     return tl.where(
         energy_unscaled < MIN_SAFE_ENERGY,
@@ -66,11 +66,11 @@ def _energies(
     residuals: tl.tuple | None,
     sums_out: tl.tensor,
     energies: tl.tensor,
-    wire: tl.tensor,
-    numbers: tl.tensor,
-    chunks: tl.tensor,
+    wire_energies: tl.tensor,
+    elements: tl.tensor,
+    chunk_count: tl.tensor,
     world: tl.tensor,
-    count: tl.constexpr,
+    tensor_count: tl.constexpr,
     chunk: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
@@ -78,32 +78,36 @@ def _energies(
     tensor_index = tl.program_id(1)
     row = tl.arange(0, rows)
     first_chunk = tl.program_id(0).to(tl.int64) * rows
-    remaining_numbers = tl.minimum(numbers - first_chunk * chunk, rows * chunk).to(tl.int32)
-    gradient = pick(gradients, tensor_index, count) + first_chunk * chunk
-    sums_start = tensor_index.to(tl.int64) * numbers + first_chunk * chunk
+    remaining_numbers = tl.minimum(elements - first_chunk * chunk, rows * chunk).to(tl.int32)
+    gradient = pick(gradients, tensor_index, tensor_count) + first_chunk * chunk
+    sums_start = tensor_index.to(tl.int64) * elements + first_chunk * chunk
     squares = tl.zeros([rows, columns], tl.float32)
     large_squares = tl.zeros([rows, columns], tl.float32)
     small_squares = tl.zeros([rows, columns], tl.float32)
-    for start in range(0, chunk, columns):
-        column = start + tl.arange(0, columns)
-        offset = row[:, None] * chunk + column[None, :]
-        inside = (column < chunk)[None, :] & (offset < remaining_numbers)
-        x = tl.load(gradient + offset, mask=inside, other=0).to(tl.float32)
+    for first_column in range(0, chunk, columns):
+        column = first_column + tl.arange(0, columns)
+        offset_in_program = row[:, None] * chunk + column[None, :]
+        inside = (column < chunk)[None, :] & (offset_in_program < remaining_numbers)
+        x = tl.load(gradient + offset_in_program, mask=inside, other=0).to(tl.float32)
         if residuals is not None:
-            residual = pick(residuals, tensor_index, count) + first_chunk * chunk
-            x = tl.load(residual + offset, mask=inside, other=0).to(tl.float32) + x
+            residual = pick(residuals, tensor_index, tensor_count) + first_chunk * chunk
+            x = tl.load(residual + offset_in_program, mask=inside, other=0).to(tl.float32) + x
         if sums_out is not None:
-            tl.store(sums_out + sums_start + offset, x, mask=inside)
+            tl.store(sums_out + sums_start + offset_in_program, x, mask=inside)
         squares += x * x
-        large_squares += (x * DOWN) * (x * DOWN)
-        small_squares += (x * UP) * (x * UP)
+        large_squares += (x * SCALE_DOWN) * (x * SCALE_DOWN)
+        small_squares += (x * SCALE_UP) * (x * SCALE_UP)
     energy = energy_of(squares, large_squares, small_squares)
-    chunk_offset = tensor_index.to(tl.int64) * chunks + first_chunk + row
-    tl.store(energies + chunk_offset, energy, mask=row * chunk < remaining_numbers)
-    if wire is not None:
+    energy_offset = tensor_index.to(tl.int64) * chunk_count + first_chunk + row
+    tl.store(energies + energy_offset, energy, mask=row * chunk < remaining_numbers)
+    if wire_energies is not None:
         clamped = tl.minimum(energy, MAX_WIRE_ENERGY).to(tl.float32)
         divided = tl.where(energy < float("inf"), tl.div_rn(clamped, tl.zeros_like(clamped) + world), 0.0)
-        tl.store(wire + chunk_offset, narrowed(divided, up=False).to(tl.int16), mask=row * chunk < remaining_numbers)
+        tl.store(
+            wire_energies + energy_offset,
+            to_bfloat16_bits(divided, away_from_zero=False).to(tl.int16),
+            mask=row * chunk < remaining_numbers,
+        )
 
 
 @triton.jit
@@ -112,8 +116,8 @@ def _take(
     energies: tl.tensor,
     chunk_indices: tl.tensor,
     values: tl.tensor,
-    numbers: tl.tensor,
-    chunks: tl.tensor,
+    elements: tl.tensor,
+    chunk_count: tl.tensor,
     selected_count: tl.tensor,
     k: tl.tensor,
     width: tl.tensor,
@@ -129,30 +133,30 @@ def _take(
     squares = tl.zeros([rows, columns], tl.float32)
     large_squares = tl.zeros([rows, columns], tl.float32)
     small_squares = tl.zeros([rows, columns], tl.float32)
-    for start in range(0, chunk, columns):
-        column = start + tl.arange(0, columns)
+    for first_column in range(0, chunk, columns):
+        column = first_column + tl.arange(0, columns)
         source = chunk_number[:, None] * chunk + column[None, :]
         target = slot[:, None] * chunk + column[None, :]
         inside = (slot < selected_count)[:, None] & (column < chunk)[None, :]
-        previous = tl.load(x + tensor_index * numbers + source, mask=inside & (source < numbers), other=0)
-        divided = tl.div_rn(previous, tl.zeros_like(previous) + world)
+        previous_x = tl.load(x + tensor_index * elements + source, mask=inside & (source < elements), other=0)
+        divided = tl.div_rn(previous_x, tl.zeros_like(previous_x) + world)
         if wire_format == "bfloat16":
-            narrow = narrowed(divided, up=False).to(tl.int16)
-            sent = widened(narrow.to(tl.int32))
+            wire_value = to_bfloat16_bits(divided, away_from_zero=False).to(tl.int16)
+            sent = from_bfloat16_bits(wire_value.to(tl.int32))
         elif wire_format == "float16":
-            narrow = tl.minimum(tl.maximum(divided, -65504.0), 65504.0).to(tl.float16)
-            sent = narrow.to(tl.float32)
+            wire_value = tl.minimum(tl.maximum(divided, -65504.0), 65504.0).to(tl.float16)
+            sent = wire_value.to(tl.float32)
         else:
-            narrow = divided
+            wire_value = divided
             sent = divided
-        tl.store(values + tensor_index * width + target, narrow, mask=inside & (target < k))
-        rest = tl.where(target < k, previous - sent * world, previous)
-        tl.store(x + tensor_index * numbers + source, rest, mask=inside & (source < numbers) & (target < k))
+        tl.store(values + tensor_index * width + target, wire_value, mask=inside & (target < k))
+        rest = tl.where(target < k, previous_x - sent * world, previous_x)
+        tl.store(x + tensor_index * elements + source, rest, mask=inside & (source < elements) & (target < k))
         squares += rest * rest
-        large_squares += (rest * DOWN) * (rest * DOWN)
-        small_squares += (rest * UP) * (rest * UP)
+        large_squares += (rest * SCALE_DOWN) * (rest * SCALE_DOWN)
+        small_squares += (rest * SCALE_UP) * (rest * SCALE_UP)
     tl.store(
-        energies + tensor_index * chunks + chunk_number,
+        energies + tensor_index * chunk_count + chunk_number,
         energy_of(squares, large_squares, small_squares),
         mask=slot < selected_count,
     )
@@ -188,25 +192,27 @@ def energies(
     """
     elements = gradients[0].numel()
     for gradient in gradients:
-        require_flat(elements, GRADIENTS, gradient=gradient)
+        require_flat(elements, GRADIENT_DTYPES, gradient=gradient)
     for residual in residuals:
-        require_flat(elements, RESIDUALS, residual=residual)
+        require_flat(elements, RESIDUAL_DTYPES, residual=residual)
     require_flat(len(gradients) * elements, sums_out=sums_out)
     if len(gradients) > 1 and elements % chunk:
         raise ValueError(
             f"chunk: {chunk} does not divide {elements} elements; give a single tensor, or tensors of a multiple of "
             f"{chunk} elements"
         )
-    results: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for start in range(0, len(gradients), MAX_TENSORS):
-        launched_gradients = gradients[start : start + MAX_TENSORS]
-        sums = None if sums_out is None else sums_out[start * elements : (start + len(launched_gradients)) * elements]
-        results.append(
-            _energies_op(launched_gradients, residuals[start : start + MAX_TENSORS], sums, chunk, world or 0)
-        )
-    if len(results) == 1:
-        return results[0]
-    return torch.cat([energies for energies, _ in results]), torch.cat([wire for _, wire in results])
+    energies_and_wire: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for first_tensor in range(0, len(gradients), MAX_TENSORS):
+        launched_gradients = gradients[first_tensor : first_tensor + MAX_TENSORS]
+        end_tensor = first_tensor + len(launched_gradients)
+        sums = None if sums_out is None else sums_out[first_tensor * elements : end_tensor * elements]
+        launched_residuals = residuals[first_tensor : first_tensor + MAX_TENSORS]
+        energies_and_wire.append(_energies_op(launched_gradients, launched_residuals, sums, chunk, world or 0))
+    if len(energies_and_wire) == 1:
+        return energies_and_wire[0]
+    return torch.cat([energies for energies, _ in energies_and_wire]), torch.cat(
+        [wire for _, wire in energies_and_wire]
+    )
 
 
 @triton_op("gravac::chunk_energies", mutates_args=("sums_out",))
@@ -217,29 +223,29 @@ def _energies_op(
     chunk: int,
     world: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    energies, wire = _outputs(gradients, residuals, sums_out, chunk, world)
+    energies, wire_energies = _allocate_outputs(gradients, residuals, sums_out, chunk, world)
     if len(energies):
-        tiles, chunks = tiling(chunk), len(energies) // len(gradients)
+        tiles, chunks_per_tensor = tiling(chunk), len(energies) // len(gradients)
         with on_device_of(gradients[0]):
-            wrap_triton(_energies)[(triton.cdiv(chunks, tiles["rows"]), len(gradients))](
+            wrap_triton(_energies)[(triton.cdiv(chunks_per_tensor, tiles["rows"]), len(gradients))](
                 tuple(gradients),
                 tuple(residuals) or None,
                 sums_out,
                 energies,
-                wire.view(torch.int16) if world else None,
+                wire_energies.view(torch.int16) if world else None,
                 gradients[0].numel(),
-                chunks,
+                chunks_per_tensor,
                 float(world),
-                count=len(gradients),
+                tensor_count=len(gradients),
                 chunk=chunk,
                 **tiles,
                 enable_fp_fusion=False,
             )
-    return energies, wire
+    return energies, wire_energies
 
 
 @_energies_op.register_fake
-def _outputs(
+def _allocate_outputs(
     gradients: Sequence[torch.Tensor],
     residuals: Sequence[torch.Tensor],
     sums_out: torch.Tensor | None,
@@ -259,8 +265,9 @@ def _outputs(
         Memory for the energies, float64, and for the energies to send, bfloat16: each flat, with an element per chunk
         of each tensor. The memory for the energies to send is empty if ``world`` is 0.
     """
-    first, chunks = gradients[0], len(gradients) * -(-gradients[0].numel() // chunk)
-    return first.new_empty(chunks, dtype=torch.float64), first.new_empty(chunks if world else 0, dtype=torch.bfloat16)
+    first_gradient, chunk_count = gradients[0], len(gradients) * -(-gradients[0].numel() // chunk)
+    energies = first_gradient.new_empty(chunk_count, dtype=torch.float64)
+    return energies, first_gradient.new_empty(chunk_count if world else 0, dtype=torch.bfloat16)
 
 
 def take(
@@ -297,8 +304,8 @@ def take(
     """
     require_flat(x.numel(), x=x)
     require_flat(energies.numel(), (torch.float64,), energies=energies)
-    if dtype not in GRADIENTS:
-        raise ValueError(f"dtype: {dtype} cannot be sent; use one of {', '.join(map(str, GRADIENTS))}")
+    if dtype not in GRADIENT_DTYPES:
+        raise ValueError(f"dtype: {dtype} cannot be sent; use one of {', '.join(map(str, GRADIENT_DTYPES))}")
     values: torch.Tensor = _take_op(
         x, energies, chunk_indices.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
     )
@@ -342,7 +349,7 @@ def _take_op(
 
 
 @_take_op.register_fake
-def _values(
+def _allocate_values(
     x: torch.Tensor,
     energies: torch.Tensor,
     chunk_indices: torch.Tensor,

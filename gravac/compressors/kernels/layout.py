@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-GRADIENTS = (torch.float32, torch.float16, torch.bfloat16)
+GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Number formats of gradients that kernels accept, and of tensors into which they write means."""
 
-RESIDUALS = (torch.float32, torch.bfloat16)
+RESIDUAL_DTYPES = (torch.float32, torch.bfloat16)
 """Number formats of residuals that kernels add to gradients."""
 
 

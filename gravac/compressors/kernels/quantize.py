@@ -14,21 +14,21 @@ from torch.library import triton_op, wrap_triton
 
 from gravac.compressors.codebook import SCALE_DTYPE
 from gravac.compressors.kernels.codes import (
-    code_for,
+    block_sums,
+    code_table_for,
     codes_of,
+    from_bfloat16_bits,
     inverse_of,
     levels_of,
-    narrowed,
     pack,
-    powers_near,
     program_layout,
-    sum_of_blocks,
+    scaling_powers_for,
     tiling,
+    to_bfloat16_bits,
     unpack,
-    widened,
 )
-from gravac.compressors.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
-from gravac.compressors.levels import GRID_POINTS_PER_RMS, Kind
+from gravac.compressors.kernels.layout import GRADIENT_DTYPES, RESIDUAL_DTYPES, on_device_of, require_flat
+from gravac.compressors.levels import GRID_POINTS_PER_RMS, LevelKind
 from gravac.compressors.packing import packed_bytes
 
 MAX_BLOCK = 1 << 14
@@ -40,7 +40,7 @@ BYTES_OF_SCALE = tl.constexpr(2)
 
 def fits(dtype: torch.dtype, block: int) -> bool:
     """True if the kernels can encode and decode numbers of a dtype in blocks of ``block`` numbers."""
-    return dtype in GRADIENTS and 8 <= block <= MAX_BLOCK and block % 8 == 0
+    return dtype in GRADIENT_DTYPES and 8 <= block <= MAX_BLOCK and block % 8 == 0
 
 
 @triton.jit
@@ -50,24 +50,24 @@ def _encode(
     message: tl.tensor,
     decoded: tl.tensor,
     unsent: tl.tensor,
-    sums: tl.tensor,
-    numbers: tl.tensor,
-    blocks: tl.tensor,
+    sums_of_programs: tl.tensor,
+    elements: tl.tensor,
+    block_count: tl.tensor,
     shard_blocks: tl.tensor,
-    stride: tl.tensor,
+    shard_stride: tl.tensor,
     factor: tl.tensor,
     block: tl.constexpr,
     bits: tl.constexpr,
-    width: tl.constexpr,
-    positive: tl.constexpr,
-    points: tl.constexpr,
-    max_step: tl.constexpr,
+    block_code_bytes: tl.constexpr,
+    positive_levels: tl.constexpr,
+    threshold_points: tl.constexpr,
+    max_code: tl.constexpr,
     rows: tl.constexpr,
     groups: tl.constexpr,
     group_size: tl.constexpr,
 ) -> None:
     row, group, first_number, offset, group_exists, inside = program_layout(
-        numbers, blocks, block, rows, groups, group_size
+        elements, block_count, block, rows, groups, group_size
     )
     x = tl.load(gradient + first_number + offset, mask=inside, other=0).to(tl.float32)
     if residual is not None:
@@ -75,59 +75,59 @@ def _encode(
     # 1. codes, on a grid given by the block's norm, or its largest magnitude. Numbers are multiplied by a power of two
     #    that makes squares close to 1, so that no square overflows or underflows; no other bit changes.
     peak = tl.max(tl.max(tl.abs(x), axis=2), axis=1)
-    scale_up, scale_down = powers_near(peak)
+    scale_up, scale_down = scaling_powers_for(peak)
     scaled = x * scale_up[:, None, None]
-    scale_bits = narrowed(peak, up=True)
-    if max_step > 0:
-        grid_numbers = scaled * inverse_of(widened(scale_bits) * scale_up, factor)[:, None, None]
+    scale_bits = to_bfloat16_bits(peak, away_from_zero=True)
+    if max_code > 0:
+        grid_numbers = scaled * inverse_of(from_bfloat16_bits(scale_bits) * scale_up, factor)[:, None, None]
     elif bits > 1:
-        grid_numbers = scaled * inverse_of(tl.sqrt_rn(sum_of_blocks(scaled * scaled)), factor)[:, None, None]
+        grid_numbers = scaled * inverse_of(tl.sqrt_rn(block_sums(scaled * scaled)), factor)[:, None, None]
     else:
         grid_numbers = x
-    code = codes_of(grid_numbers, bits, points, max_step)
+    code = codes_of(grid_numbers, bits, threshold_points, max_code)
     # 2. the least-squares scale of the codes
-    level = tl.where(group_exists[:, :, None], levels_of(code, bits, positive, max_step), 0.0)
+    level = tl.where(group_exists[:, :, None], levels_of(code, bits, positive_levels, max_code), 0.0)
     if bits < 8:
-        level_squares = sum_of_blocks(level * level)
-        fitted_scale = tl.where(level_squares > 0, tl.div_rn(sum_of_blocks(scaled * level), level_squares), 0.0)
-        scale_bits = narrowed(fitted_scale * scale_down, up=False)
+        level_squares = block_sums(level * level)
+        fitted_scale = tl.where(level_squares > 0, tl.div_rn(block_sums(scaled * level), level_squares), 0.0)
+        scale_bits = to_bfloat16_bits(fitted_scale * scale_down, away_from_zero=False)
     # 3. the message
-    start = message + row // shard_blocks * stride
-    pack(start + row % shard_blocks * width, code, group_exists, bits, block, group, group_size)
-    scale = start + shard_blocks * width + row % shard_blocks * BYTES_OF_SCALE
-    tl.store(scale, scale_bits.to(tl.uint8), mask=row < blocks)
-    tl.store(scale + 1, (scale_bits >> 8).to(tl.uint8), mask=row < blocks)
+    message_start = message + row // shard_blocks * shard_stride
+    pack(message_start + row % shard_blocks * block_code_bytes, code, group_exists, bits, block, group, group_size)
+    scale_pointer = message_start + shard_blocks * block_code_bytes + row % shard_blocks * BYTES_OF_SCALE
+    tl.store(scale_pointer, scale_bits.to(tl.uint8), mask=row < block_count)
+    tl.store(scale_pointer + 1, (scale_bits >> 8).to(tl.uint8), mask=row < block_count)
     # 4. the decoded numbers, and the unsent rest
-    sent = level * widened(scale_bits)[:, None, None]
+    sent = level * from_bfloat16_bits(scale_bits)[:, None, None]
     rest = x - sent
     if decoded is not None:
         tl.store(decoded + first_number + offset, sent, mask=inside)
     if unsent is not None:
         tl.store(unsent + first_number + offset, rest, mask=inside)
-    program_sums = sums + tl.program_id(0).to(tl.int64) * 3
+    program_sums = sums_of_programs + tl.program_id(0).to(tl.int64) * 3
     rest = rest * scale_up[:, None, None]
     scale_down_squared = scale_down.to(tl.float64) * scale_down.to(tl.float64)
-    tl.store(program_sums, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * scale_down_squared))
-    tl.store(program_sums + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * scale_down_squared))
-    tl.store(program_sums + 2, tl.sum(sum_of_blocks(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))).to(tl.float64))
+    tl.store(program_sums, tl.sum(block_sums(rest * rest).to(tl.float64) * scale_down_squared))
+    tl.store(program_sums + 1, tl.sum(block_sums(scaled * scaled).to(tl.float64) * scale_down_squared))
+    tl.store(program_sums + 2, tl.sum(block_sums(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))).to(tl.float64))
 
 
 @triton.jit
 def _decode(
     dense: tl.tensor,
     messages: tl.tensor,
-    numbers: tl.tensor,
-    blocks: tl.tensor,
+    elements: tl.tensor,
+    block_count: tl.tensor,
     shard_blocks: tl.tensor,
-    stride: tl.tensor,
+    shard_stride: tl.tensor,
     rank_stride: tl.tensor,
-    fraction: tl.tensor,
+    inverse_ranks: tl.tensor,
     alpha: tl.tensor,
     block: tl.constexpr,
     bits: tl.constexpr,
-    width: tl.constexpr,
-    positive: tl.constexpr,
-    max_step: tl.constexpr,
+    block_code_bytes: tl.constexpr,
+    positive_levels: tl.constexpr,
+    max_code: tl.constexpr,
     ranks: tl.constexpr,
     add: tl.constexpr,
     rows: tl.constexpr,
@@ -135,18 +135,20 @@ def _decode(
     group_size: tl.constexpr,
 ) -> None:
     row, group, first_number, offset, group_exists, inside = program_layout(
-        numbers, blocks, block, rows, groups, group_size
+        elements, block_count, block, rows, groups, group_size
     )
     mean = tl.full([rows, groups, group_size], -0.0, tl.float32)  # adding -0.0 changes no number, 0.0 would change -0.0
     for rank in range(ranks):
-        start = messages + row // shard_blocks * stride + rank * rank_stride
-        code = unpack(start + row % shard_blocks * width, group_exists, bits, block, group, group_size)
-        scale = start + shard_blocks * width + row % shard_blocks * BYTES_OF_SCALE
-        scale_bits = tl.load(scale, mask=row < blocks, other=0).to(tl.int32)
-        scale_bits |= tl.load(scale + 1, mask=row < blocks, other=0).to(tl.int32) << 8
-        mean += levels_of(code, bits, positive, max_step) * widened(scale_bits)[:, None, None]
+        message_start = messages + row // shard_blocks * shard_stride + rank * rank_stride
+        code = unpack(
+            message_start + row % shard_blocks * block_code_bytes, group_exists, bits, block, group, group_size
+        )
+        scale_pointer = message_start + shard_blocks * block_code_bytes + row % shard_blocks * BYTES_OF_SCALE
+        scale_bits = tl.load(scale_pointer, mask=row < block_count, other=0).to(tl.int32)
+        scale_bits |= tl.load(scale_pointer + 1, mask=row < block_count, other=0).to(tl.int32) << 8
+        mean += levels_of(code, bits, positive_levels, max_code) * from_bfloat16_bits(scale_bits)[:, None, None]
     if ranks > 1:
-        mean = mean * fraction
+        mean = mean * inverse_ranks
     if add:
         mean = tl.load(dense + first_number + offset, mask=inside, other=0).to(tl.float32) + mean * alpha
     else:
@@ -157,7 +159,7 @@ def _decode(
 def encode(
     gradient: torch.Tensor,
     bits: int,
-    kind: Kind,
+    kind: LevelKind,
     block: int,
     shards: int = 1,
     *,
@@ -188,16 +190,16 @@ def encode(
     Raises:
         ValueError: a tensor has another shape or dtype, or is not contiguous; or ``block`` is out of range.
     """
-    require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
+    require_flat(gradient.numel(), GRADIENT_DTYPES, gradient=gradient)
     if not fits(gradient.dtype, block):
         raise ValueError(
             f"block: {block} numbers per block, which the kernel cannot encode; use a multiple of 8 up to {MAX_BLOCK}"
         )
-    require_flat(gradient.numel(), RESIDUALS, residual=residual)
+    require_flat(gradient.numel(), RESIDUAL_DTYPES, residual=residual)
     require_flat(gradient.numel(), decoded=decoded, unsent=unsent)
     shard_blocks = -(-gradient.numel() // (block * shards))
-    message, sums = _encode_op(gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind)
-    return message, sums.sum(0)
+    message, sums_of_programs = _encode_op(gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind)
+    return message, sums_of_programs.sum(0)
 
 
 @triton_op("gravac::quantize_encode", mutates_args=("decoded", "unsent"))
@@ -212,37 +214,39 @@ def _encode_op(
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    message, sums = _outputs(gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind)
-    code_table = code_for(bits, kind)
-    if not len(sums):
-        return message, sums
+    message, sums_of_programs = _allocate_outputs(
+        gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind
+    )
+    code_table = code_table_for(bits, kind)
+    if not len(sums_of_programs):
+        return message, sums_of_programs
     with on_device_of(gradient):
-        wrap_triton(_encode)[(len(sums),)](
+        wrap_triton(_encode)[(len(sums_of_programs),)](
             gradient,
             residual,
             message,
             decoded,
             unsent,
-            sums,
+            sums_of_programs,
             gradient.numel(),
             shards * shard_blocks,
             max(1, shard_blocks),
             message.stride(0),
-            float(code_table.max_step or GRID_POINTS_PER_RMS * block**0.5),
+            float(code_table.max_code or GRID_POINTS_PER_RMS * block**0.5),
             block=block,
             bits=bits,
-            width=packed_bytes(block, bits),
-            positive=code_table.positive,
-            points=code_table.points,
-            max_step=code_table.max_step,
+            block_code_bytes=packed_bytes(block, bits),
+            positive_levels=code_table.positive_levels,
+            threshold_points=code_table.threshold_points,
+            max_code=code_table.max_code,
             **tiling(block, code_table.group_size),
             enable_fp_fusion=False,
         )
-    return message, sums
+    return message, sums_of_programs
 
 
 @_encode_op.register_fake
-def _outputs(
+def _allocate_outputs(
     gradient: torch.Tensor,
     residual: torch.Tensor | None,
     decoded: torch.Tensor | None,
@@ -257,7 +261,7 @@ def _outputs(
 
     The shares are float64, ``[programs, 3]``; a program is one of the parallel instances of the kernel.
     """
-    program_count = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
+    program_count = triton.cdiv(shards * shard_blocks, tiling(block, code_table_for(bits, kind).group_size)["rows"])
     message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE_DTYPE.itemsize)
     message = gradient.new_empty(shards, message_bytes, dtype=torch.uint8)
     return message, gradient.new_empty(program_count, 3, dtype=torch.float64)
@@ -267,7 +271,7 @@ def decode(
     dense: torch.Tensor,
     messages: torch.Tensor,
     bits: int,
-    kind: Kind,
+    kind: LevelKind,
     block: int,
     alpha: float | None = None,
 ) -> torch.Tensor:
@@ -290,7 +294,7 @@ def decode(
     Raises:
         ValueError: ``dense`` or ``messages`` has another shape or dtype, or is not contiguous.
     """
-    require_flat(dense.numel(), GRADIENTS, dense=dense)
+    require_flat(dense.numel(), GRADIENT_DTYPES, dense=dense)
     if messages.dim() != 3 or (messages.numel() and messages.stride(2) != 1):
         raise ValueError(
             f"messages: shape {list(messages.shape)}, strides {list(messages.stride())}; "
@@ -305,17 +309,18 @@ def _decode_op(
     dense: torch.Tensor, messages: torch.Tensor, bits: int, kind: str, block: int, alpha: float | None
 ) -> None:
     shards, ranks, message_bytes = messages.shape
-    width, code_table = packed_bytes(block, bits), code_for(bits, kind)
-    shard_blocks, tiles = message_bytes // (width + SCALE_DTYPE.itemsize), tiling(block, code_table.group_size)
-    blocks = min(shards * shard_blocks, triton.cdiv(dense.numel(), block))
-    if blocks == 0:
+    block_code_bytes, code_table = packed_bytes(block, bits), code_table_for(bits, kind)
+    shard_blocks = message_bytes // (block_code_bytes + SCALE_DTYPE.itemsize)
+    tiles = tiling(block, code_table.group_size)
+    block_count = min(shards * shard_blocks, triton.cdiv(dense.numel(), block))
+    if block_count == 0:
         return
     with on_device_of(dense):
-        wrap_triton(_decode)[(triton.cdiv(blocks, tiles["rows"]),)](
+        wrap_triton(_decode)[(triton.cdiv(block_count, tiles["rows"]),)](
             dense,
             messages,
             dense.numel(),
-            blocks,
+            block_count,
             shard_blocks,
             messages.stride(0),
             messages.stride(1),
@@ -323,9 +328,9 @@ def _decode_op(
             1.0 if alpha is None else float(alpha),
             block=block,
             bits=bits,
-            width=width,
-            positive=code_table.positive,
-            max_step=code_table.max_step,
+            block_code_bytes=block_code_bytes,
+            positive_levels=code_table.positive_levels,
+            max_code=code_table.max_code,
             ranks=ranks,
             add=alpha is not None,
             **tiles,
@@ -334,7 +339,7 @@ def _decode_op(
 
 
 @_decode_op.register_fake
-def _decodes_in_place(
+def _fake_decode(
     dense: torch.Tensor, messages: torch.Tensor, bits: int, kind: str, block: int, alpha: float | None
 ) -> None:
     return None

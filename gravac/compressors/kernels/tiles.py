@@ -8,7 +8,7 @@ A program is one of the parallel instances of a Triton kernel.
 import triton
 import triton.language as tl
 
-TILE_NUMBERS = 2048
+TILE_ELEMENTS = 2048
 """Number of elements that a program keeps in registers at a time."""
 
 MAX_TENSORS = 32
@@ -20,8 +20,8 @@ def tiling(chunk: int) -> dict[str, int]:
 
     A program processes ``rows`` chunks, and loads ``columns`` numbers of each chunk at a time.
     """
-    columns = min(TILE_NUMBERS, triton.next_power_of_2(chunk))
-    return {"rows": TILE_NUMBERS // columns, "columns": columns}
+    columns = min(TILE_ELEMENTS, triton.next_power_of_2(chunk))
+    return {"rows": TILE_ELEMENTS // columns, "columns": columns}
 
 
 @triton.jit

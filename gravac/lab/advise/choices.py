@@ -22,7 +22,12 @@ from gravac.costmodel import Format, Load, Machine, Network, Prediction, crossin
 from gravac.costmodel.step import BUCKET_BYTES
 from gravac.engine.admission import efficiency_belief
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.outer_steps import CompressorLoad, fixed_code, outer_steps, outer_steps_crossing
+from gravac.lab.advise.outer_steps import (
+    CompressorLoad,
+    crossing_bandwidth_of_outer_steps,
+    fixed_code,
+    forecast_outer_steps,
+)
 from gravac.lab.advise.verdict import adaptive_code, each_step_verdict, expected_choice, outer_steps_verdict
 from gravac.lab.advise.wrapping import IN_DDP, IN_SHARDS
 from gravac.lab.mesh import Mesh
@@ -153,25 +158,27 @@ def candidates(
     for cf in cfs or ():
         if not (math.isfinite(cf) and cf >= 1):
             raise ValueError(f"cf: {cf!r} is not a compression factor; give 1 or more, such as 10")
-    selected_pairs: list[tuple[Compressor, float]] = []
+    selected_candidates: list[tuple[Compressor, float]] = []
     for name in dict.fromkeys(names or (name for name in measured_compressors if name != ladder.name)):
         compressor = measured_compressors[name]
         lowest_cf, highest_cf = min(CF_RANGE[0], *(cfs or CF_RANGE)), max(CF_RANGE[1], *(cfs or CF_RANGE))
         supported_cfs = compressor.candidates((lowest_cf, highest_cf))
         if isinstance(supported_cfs, Span):
             cfs_in_span = [cf for cf in sorted(cfs or USUAL_CFS) if supported_cfs.low <= cf <= supported_cfs.high]
-            selected_pairs += [(compressor, cf) for cf in cfs_in_span]
+            selected_candidates += [(compressor, cf) for cf in cfs_in_span]
         else:
             nearby_cfs = [
-                cf for cf in supported_cfs if cfs is None or any(abs(cf / requested - 1) <= 0.1 for requested in cfs)
+                cf
+                for cf in supported_cfs
+                if cfs is None or any(abs(cf / requested_cf - 1) <= 0.1 for requested_cf in cfs)
             ]
-            selected_pairs += [(compressor, cf) for cf in nearby_cfs]
-    if not selected_pairs:
+            selected_candidates += [(compressor, cf) for cf in nearby_cfs]
+    if not selected_candidates:
         raise ValueError(
             f"cf: none of the compressors supports a compression factor near {list(cfs or USUAL_CFS)}; leave cf out, "
             "or predict more compressors"
         )
-    return selected_pairs
+    return selected_candidates
 
 
 def exchange_load(
@@ -201,9 +208,9 @@ def exchange_load(
     if not isinstance(workers, Mesh):
         return load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)
     elements = elements_of(shapes)
-    units = max(1, min(len(shapes), round(4 * elements / BUCKET_BYTES)))
+    fsdp2_units = max(1, min(len(shapes), round(4 * elements / BUCKET_BYTES)))
     shard_shapes = [workers.shard_shape(shape) for shape in shapes]
-    rank_load = load(shard_shapes, compressor, cf, batch_s, workers.replicas, machine, buckets=units, dense=dense)
+    rank_load = load(shard_shapes, compressor, cf, batch_s, workers.replicas, machine, buckets=fsdp2_units, dense=dense)
     return replace(rank_load, bits=workers.shards * rank_load.bits)
 
 
@@ -256,17 +263,17 @@ def advise(
         return None if price_per_hour is None else 1000 * step_s / 3600 * ranks * price_per_hour
 
     def option_in_each_step(
-        name: str, cf: float, prediction: Prediction, belief: Belief, threshold: float | None = None
+        compressor_name: str, cf: float, prediction: Prediction, belief: Belief, break_even: float | None = None
     ) -> Option:
         return Option(
-            compressor=name,
+            compressor=compressor_name,
             cf=cf,
             step_s=prediction.step_s,
             compress_s=prediction.compress_s,
             exposed_s=prediction.exposed_s,
-            speed_up=sixteen_bit.step_s / prediction.step_s,
+            speed_up=sixteen_bit_prediction.step_s / prediction.step_s,
             wire_ratio=wire_ratio(dense_wire_bytes, prediction.wire_bytes),
-            break_even=threshold,
+            break_even=break_even,
             efficiency=belief.efficiency,
             deviation=belief.deviation,
             cost=cost_of_1000_steps(prediction.step_s),
@@ -276,7 +283,7 @@ def advise(
         assert forecast.step_s is not None
         assert forecast.coding_s is not None
         candidate = forecast.candidate
-        threshold = outer_steps_crossing(
+        crossing_bandwidth = crossing_bandwidth_of_outer_steps(
             compressor_load, candidate.every, candidate.delay, sixteen_bit_load, network, machine
         )
         return Option(
@@ -285,9 +292,9 @@ def advise(
             step_s=forecast.step_s,
             compress_s=forecast.coding_s,
             exposed_s=forecast.step_s - forecast.coding_s - batch_s,
-            speed_up=sixteen_bit.step_s / forecast.step_s,
+            speed_up=sixteen_bit_prediction.step_s / forecast.step_s,
             wire_ratio=forecast.wire_ratio,
-            break_even=_break_even_bandwidth(threshold, forecast.step_s < sixteen_bit.step_s),
+            break_even=_break_even_bandwidth(crossing_bandwidth, forecast.step_s < sixteen_bit_prediction.step_s),
             efficiency=forecast.efficiency,
             deviation=forecast.deviation,
             cost=cost_of_1000_steps(forecast.step_s),
@@ -296,7 +303,7 @@ def advise(
 
     float32_load = exchange_load(shapes, None, 1, batch_s, workers, machine, "float32")
     sixteen_bit_load = exchange_load(shapes, None, 1, batch_s, workers, machine, dense)
-    sixteen_bit = sixteen_bit_load.over(network, machine)
+    sixteen_bit_prediction = sixteen_bit_load.over(network, machine)
     dense_loads = [
         CompressorLoad(Dense(), 1.0, float32_load),
         CompressorLoad(Dense(dtype=dense), 2.0, sixteen_bit_load),
@@ -315,18 +322,18 @@ def advise(
         compressed_load = exchange_load(shapes, compressor, cf, batch_s, workers, machine, dense)
         compressed_loads.append(CompressorLoad(compressor, cf, compressed_load))
         prediction = compressed_load.over(network, machine)
-        threshold = _each_step_crossing(compressed_load, sixteen_bit_load, network, machine)
-        threshold = _break_even_bandwidth(threshold, prediction.step_s < sixteen_bit.step_s)
+        crossing_bandwidth = _crossing_bandwidth_of_compressed_step(compressed_load, sixteen_bit_load, network, machine)
+        break_even = _break_even_bandwidth(crossing_bandwidth, prediction.step_s < sixteen_bit_prediction.step_s)
         each_step_options.append(
-            option_in_each_step(compressor.name, cf, prediction, efficiency_belief(compressor.profile(cf)), threshold)
+            option_in_each_step(compressor.name, cf, prediction, efficiency_belief(compressor.profile(cf)), break_even)
         )
     forecasts = (
-        outer_steps(dense_loads, compressed_loads, dense_wire_bytes, network, machine, averaging_ranks)
+        forecast_outer_steps(dense_loads, compressed_loads, dense_wire_bytes, network, machine, averaging_ranks)
         if averaging_ranks > 1
         else []
     )
     outer_options = [outer_option(compressor_load, forecast) for compressor_load, forecast in forecasts]
-    each_step_text, reason = each_step_verdict(each_step_options[2:], sixteen_bit, wrapping)
+    each_step_text, reason = each_step_verdict(each_step_options[2:], sixteen_bit_prediction, wrapping)
     expected_option, verdict = expected_choice(each_step_options, outer_options, wrapping)
     return Advice(
         choices=(*each_step_options, *outer_options),
@@ -348,31 +355,35 @@ def advise(
     )
 
 
-def _each_step_crossing(compressed: Load, sixteen_bit: Load, network: Network, machine: Machine) -> float | None:
+def _crossing_bandwidth_of_compressed_step(
+    compressed_load: Load, sixteen_bit_load: Load, network: Network, machine: Machine
+) -> float | None:
     """Return the bandwidth, bits per second, below which a compressed step is shorter than a step in 16 bit.
 
     ``None`` if the compressed step is shorter at every bandwidth, or at none.
 
     Args:
-        compressed: load of the compressed step.
-        sixteen_bit: load of the step in 16 bit.
+        compressed_load: load of the compressed step.
+        sixteen_bit_load: load of the step in 16 bit.
         network: network between the workers, whose latency is used at every bandwidth.
         machine: speed of each worker.
     """
 
     def is_shorter(bandwidth: float) -> bool:
         varied_network = Network(network.alpha, bandwidth)
-        return compressed.over(varied_network, machine).step_s < sixteen_bit.over(varied_network, machine).step_s
+        return (
+            compressed_load.over(varied_network, machine).step_s < sixteen_bit_load.over(varied_network, machine).step_s
+        )
 
     return crossing(is_shorter)
 
 
-def _break_even_bandwidth(threshold: float | None, is_faster: bool) -> float:
-    """Return ``Option.break_even`` in bits per second: ``threshold``, or inf (always faster) or 0 (never faster).
+def _break_even_bandwidth(crossing_bandwidth: float | None, is_faster: bool) -> float:
+    """Return ``Option.break_even`` in bits per second: the crossing, or inf (always faster) or 0 (never faster).
 
     Args:
-        threshold: bandwidth below which an option is faster than 16 bit; ``None``: it is faster at every bandwidth, or
-            at none.
+        crossing_bandwidth: bandwidth below which an option is faster than 16 bit; ``None``: it is faster at every
+            bandwidth, or at none.
         is_faster: whether the option is faster than 16 bit at the bandwidth of the network.
     """
-    return threshold if threshold is not None else math.inf if is_faster else 0.0
+    return crossing_bandwidth if crossing_bandwidth is not None else math.inf if is_faster else 0.0

@@ -15,7 +15,7 @@ from gravac.compressors import COMPRESSORS
 from gravac.costmodel import Format, Load, Network
 from gravac.lab.advise.choices import Advice, exchange_load, shapes_of
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.verdict import MARGIN
+from gravac.lab.advise.verdict import EQUAL_RATIO
 from gravac.lab.doctor.memory import format_bytes
 from gravac.lab.json_file import write_json
 from gravac.lab.links.rates import format_rate
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
 """Bandwidths on the plot's axis, bits per second: 0.01 to 100 Gbit/s."""
 
-WORKERS = tuple(2**power for power in range(1, 13))
+WORKER_COUNTS = tuple(2**power for power in range(1, 13))
 """Numbers of workers, or of replicas of a model in shards, on the plot's axis: 2 to 4096."""
 
 MAX_ROWS = 10
@@ -113,7 +113,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
             _break_even_text(choice.break_even),
             *([f"{choice.cost:.2f}"] if choice.cost is not None else []),
         ]
-        style = "bold green" if not choice.reference and choice.progress > MARGIN else None
+        style = "bold green" if not choice.reference and choice.progress > EQUAL_RATIO else None
         table.add_row(choice.compressor, *cells, style=style)
     console.print(table)
 
@@ -154,11 +154,11 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """Return advice as a dict of JSON types; ``break_even`` is in bits per second, or ``"always"`` or ``"never"``."""
 
     def fields_of(choice: Option) -> dict[str, Any]:
-        bandwidth: float | str | None = choice.break_even
-        if bandwidth in (0.0, math.inf):
-            bandwidth = "never" if bandwidth == 0.0 else "always"
+        break_even: float | str | None = choice.break_even
+        if break_even in (0.0, math.inf):
+            break_even = "never" if break_even == 0.0 else "always"
         fields = {name: getattr(choice, name) for name in (*Option.__slots__, "mode", "safe_progress")}
-        return {**fields, "break_even": bandwidth}
+        return {**fields, "break_even": break_even}
 
     return {
         **{
@@ -220,34 +220,38 @@ def plot(
         workers = count if mesh is None else Mesh(count, mesh.shards)
         return exchange_load(shapes, compressor, cf, advice.batch_s, workers, machine, dense)
 
-    def speed_ups(compressed_load: Load, sixteen_bit: Load, networks: Sequence[Network]) -> list[float]:
-        return [sixteen_bit.over(net, machine).step_s / compressed_load.over(net, machine).step_s for net in networks]
+    def speed_ups(compressed_load: Load, sixteen_bit_load: Load, networks: Sequence[Network]) -> list[float]:
+        return [
+            sixteen_bit_load.over(net, machine).step_s / compressed_load.over(net, machine).step_s for net in networks
+        ]
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     bandwidth_axes, workers_axes = figure.subplots(1, 2)
     networks = [Network(network.alpha, bandwidth) for bandwidth in BANDWIDTHS]
-    sixteen_bit = load_of(None, present_count)
-    dense_by_count = {count: load_of(None, count) for count in WORKERS}
+    sixteen_bit_load = load_of(None, present_count)
+    sixteen_bit_load_by_count = {count: load_of(None, count) for count in WORKER_COUNTS}
     gbit_per_s = [bandwidth / 1e9 for bandwidth in BANDWIDTHS]
     for choice in plotted_choices:
         compressed_load = load_of(choice, present_count)
-        bandwidth_axes.plot(gbit_per_s, speed_ups(compressed_load, sixteen_bit, networks), label=str(choice))
-        curve = [speed_ups(load_of(choice, count), dense_by_count[count], [network])[0] for count in WORKERS]
-        workers_axes.plot(WORKERS, curve, label=str(choice))
+        bandwidth_axes.plot(gbit_per_s, speed_ups(compressed_load, sixteen_bit_load, networks), label=str(choice))
+        speed_ups_by_count = [
+            speed_ups(load_of(choice, count), sixteen_bit_load_by_count[count], [network])[0] for count in WORKER_COUNTS
+        ]
+        workers_axes.plot(WORKER_COUNTS, speed_ups_by_count, label=str(choice))
     _format_axes(bandwidth_axes, _ranks_text(advice), "bandwidth, Gbit/s", network.bandwidth / 1e9)
-    rate = format_rate(float(f"{network.bandwidth:.3g}"))
-    _format_axes(workers_axes, rate, axis_label, present_count)
+    bandwidth_text = format_rate(float(f"{network.bandwidth:.3g}"))
+    _format_axes(workers_axes, bandwidth_text, axis_label, present_count)
     bandwidth_axes.set_ylabel("step time of 16 bit / step time")
     workers_axes.legend(fontsize=8)
     figure.savefig(path, format="png", dpi=120)
 
 
-def _format_axes(axes: Axes, title: str, label: str, marked_x: float) -> None:
+def _format_axes(axes: Axes, title: str, x_label: str, marked_x: float) -> None:
     """Format axes; a dotted line at ``marked_x`` marks the bandwidth or number of workers that the advice is about."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.axhline(1, color="black", linewidth=0.8)
     axes.axvline(marked_x, color="black", linewidth=0.8, linestyle=":")
     axes.set_title(title)
-    axes.set_xlabel(label)
+    axes.set_xlabel(x_label)
     axes.grid(alpha=0.3)

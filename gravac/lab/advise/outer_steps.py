@@ -19,7 +19,7 @@ from gravac.modes.outer.candidates import every_choices, forecast_at_every, with
 MAX_EVERY = 100
 """Largest number of steps from one exchange to the next."""
 
-EVERY = every_choices(1, MAX_EVERY)[1:]
+EVERY_CHOICES = every_choices(1, MAX_EVERY)[1:]
 """Numbers of steps from one exchange to the next that ``every=(1, 100)`` chooses from, except 1."""
 
 MAX_CF = 32.0
@@ -78,9 +78,9 @@ class CompressorLoad:
         return seconds
 
 
-def outer_steps(
-    dense: Sequence[CompressorLoad],
-    compressed: Sequence[CompressorLoad],
+def forecast_outer_steps(
+    dense_loads: Sequence[CompressorLoad],
+    compressed_loads: Sequence[CompressorLoad],
     dense_wire_bytes: int,
     network: Network,
     machine: Machine,
@@ -91,21 +91,21 @@ def outer_steps(
     Candidates with a CF above ``MAX_CF`` are left out.
 
     Args:
-        dense: loads of dense float32 and 16 bit.
-        compressed: loads of the compressors, each at each of its compression factors.
+        dense_loads: loads of dense float32 and 16 bit.
+        compressed_loads: loads of the compressors, each at each of its compression factors.
         dense_wire_bytes: wire bytes of a dense float32 all-reduce of the model.
         network: network between the workers.
         machine: speed of each worker.
         workers: number of ranks.
     """
-    by_candidate: dict[tuple[str, float, int], tuple[CompressorLoad, Forecast]] = {}
-    for compressor_name in dict.fromkeys(load.compressor.name for load in (*compressed, *dense)):
+    load_and_forecast_of: dict[tuple[str, float, int], tuple[CompressorLoad, Forecast]] = {}
+    for compressor_name in dict.fromkeys(load.compressor.name for load in (*compressed_loads, *dense_loads)):
         loads = [
-            *dense,
-            *(load for load in compressed if load.compressor.name == compressor_name and load.cf <= MAX_CF),
+            *dense_loads,
+            *(load for load in compressed_loads if load.compressor.name == compressor_name and load.cf <= MAX_CF),
         ]
         forecasts = [load.forecast(dense_wire_bytes, network, machine) for load in loads]
-        load_of = {forecast.candidate: load for forecast, load in zip(forecasts, loads, strict=True)}
+        load_by_candidate = {forecast.candidate: load for forecast, load in zip(forecasts, loads, strict=True)}
         dense_wire_ratio = max(forecast.wire_ratio for forecast in forecasts if forecast.candidate.dense)
         compute_s = loads[0].load.compute_s
         admissible_forecasts = tuple(
@@ -113,7 +113,7 @@ def outer_steps(
         )
         admission = with_outer_candidates(
             Admission(admissible_forecasts),
-            EVERY,
+            EVERY_CHOICES,
             compute_s,
             "auto",
             keep_dominated=False,
@@ -122,40 +122,43 @@ def outer_steps(
         )
         for forecast in admission.forecasts:
             candidate = forecast.candidate
-            load = load_of[Candidate("hook", candidate.compressor, candidate.cf)]
-            by_candidate[candidate.compressor, candidate.cf, candidate.every] = load, forecast
-    return list(by_candidate.values())
+            load = load_by_candidate[Candidate("hook", candidate.compressor, candidate.cf)]
+            load_and_forecast_of[candidate.compressor, candidate.cf, candidate.every] = load, forecast
+    return list(load_and_forecast_of.values())
 
 
-def outer_steps_crossing(
-    load: CompressorLoad, every: int, delay: int, sixteen_bit: Load, network: Network, machine: Machine
+def crossing_bandwidth_of_outer_steps(
+    compressor_load: CompressorLoad, every: int, delay: int, sixteen_bit_load: Load, network: Network, machine: Machine
 ) -> float | None:
     """Return the bandwidth, bits per second, below which outer steps are shorter than DDP's steps in 16 bit.
 
     ``None`` if outer steps are shorter at every bandwidth, or at none.
 
     Args:
-        load: compressor and CF of the outer steps.
+        compressor_load: compressor and CF of the outer steps.
         every: number of steps from one exchange to the next.
         delay: number of steps that an exchange is in flight before its mean is applied.
-        sixteen_bit: load of DDP's step in 16 bit.
+        sixteen_bit_load: load of DDP's step in 16 bit.
         network: network between the workers, whose latency is used at every bandwidth.
         machine: speed of each worker.
     """
 
     def is_faster(bandwidth: float) -> bool:
         varied_network = Network(network.alpha, bandwidth)
-        return load.step_s(every, delay, varied_network, machine) < sixteen_bit.over(varied_network, machine).step_s
+        return (
+            compressor_load.step_s(every, delay, varied_network, machine)
+            < sixteen_bit_load.over(varied_network, machine).step_s
+        )
 
     return crossing(is_faster)
 
 
-def fixed_code(option: Option, dense: str, wrapping: Wrapping = IN_DDP) -> str:
+def fixed_code(option: Option, sixteen_bit_format: str, wrapping: Wrapping = IN_DDP) -> str:
     """Return the line of code that runs an option in all steps, without decisions while training.
 
     Args:
         option: option to run.
-        dense: name of the 16-bit format.
+        sixteen_bit_format: name of the 16-bit format.
         wrapping: texts that differ between a model in DDP and a model in shards.
 
     Example:
@@ -164,12 +167,12 @@ def fixed_code(option: Option, dense: str, wrapping: Wrapping = IN_DDP) -> str:
         'AdaptiveCompressor(base="topk", controller=Static(cf=100), every=20).attach(ddp, optimizer)'
     """
     if option.mode == "native":
-        short_name = {"bfloat16": "bf16", "float16": "fp16"}.get(dense)
+        short_name = {"bfloat16": "bf16", "float16": "fp16"}.get(sixteen_bit_format)
         native_cf = 2.0 if option.cf == 2 and short_name else 1.0
-        return wrapping.native_code[native_cf].format(short=short_name, dtype=dense)
+        return wrapping.native_code[native_cf].format(short=short_name, dtype=sixteen_bit_format)
     base_argument = f'base="{option.compressor}"'
     if option.compressor == DENSE:
-        base_argument = f'base=dense(dtype="{"float32" if option.cf == 1 else dense}"), cf_range=(1, 2)'
+        base_argument = f'base=dense(dtype="{"float32" if option.cf == 1 else sixteen_bit_format}"), cf_range=(1, 2)'
     mode_argument = f"every={option.every}" if option.every > 1 else "native=False"
     arguments = f"{base_argument}, controller=Static(cf={option.cf:.6g}), {mode_argument}"
     return f"AdaptiveCompressor({arguments}).attach({wrapping.model_variable}, optimizer)"

@@ -11,41 +11,41 @@ from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import MAX_EVERY
 from gravac.lab.advise.wrapping import IN_DDP, Wrapping
 
-MARGIN = 1.05
+EQUAL_RATIO = 1.05
 """Ratio up to which two predicted step times or values of progress count as equal, as predictions are not exact."""
 
 
 def each_step_verdict(
-    choices: Sequence[Option], sixteen_bit: Prediction, wrapping: Wrapping = IN_DDP
+    choices: Sequence[Option], sixteen_bit_prediction: Prediction, wrapping: Wrapping = IN_DDP
 ) -> tuple[str, str]:
     """Return two lines of text: the best option that exchanges gradients in each step, and the reason.
 
     Args:
         choices: options that compress gradients in each step.
-        sixteen_bit: prediction of a step in which torch itself exchanges in 16 bit.
+        sixteen_bit_prediction: prediction of a step in which torch itself exchanges in 16 bit.
         wrapping: texts that differ between a model in DDP and a model in shards.
     """
     best_option = max(choices, key=lambda choice: choice.progress)
     fastest_option = max(choices, key=lambda choice: choice.speed_up)
     native_step_text = (
-        f"{wrapping.native_step} in 16 bit takes {_milliseconds(sixteen_bit.step_s)}, "
-        f"{_milliseconds(sixteen_bit.exposed_s)} of it waiting for the exchange"
+        f"{wrapping.native_step} in 16 bit takes {_milliseconds_text(sixteen_bit_prediction.step_s)}, "
+        f"{_milliseconds_text(sixteen_bit_prediction.exposed_s)} of it waiting for the exchange"
     )
-    if fastest_option.speed_up <= MARGIN:
+    if fastest_option.speed_up <= EQUAL_RATIO:
         return (
             f"{wrapping.stay_text}: no compressed step is predicted to be more than 5 % faster than a step in 16 bit",
             f"{native_step_text}; the fastest compressed step is {fastest_option}, "
             f"{fastest_option.speed_up:.2f} times as fast",
         )
-    if best_option.progress <= MARGIN:
+    if best_option.progress <= EQUAL_RATIO:
         return (
             f"{wrapping.stay_text}: no choice is expected to make more than 5 % more progress per second than 16 bit",
             f"{native_step_text}; {fastest_option} makes steps {fastest_option.speed_up:.2f} times as fast, "
             "but each makes less progress; "
             f"the most progress per second is that of {best_option}, {best_option.progress:.2f} times that of 16 bit",
         )
-    reason = f"{native_step_text}; with {best_option} a step takes {_milliseconds(best_option.step_s)}, "
-    reason += f"{_milliseconds(best_option.compress_s)} of it encode and decode, "
+    reason = f"{native_step_text}; with {best_option} a step takes {_milliseconds_text(best_option.step_s)}, "
+    reason += f"{_milliseconds_text(best_option.compress_s)} of it encode and decode, "
     reason += f"and is expected to make {best_option.efficiency:.0%} of a dense step's progress"
     lower_cf_option = min(
         (choice for choice in choices if choice.progress >= 0.95 * best_option.progress), key=lambda choice: choice.cf
@@ -63,11 +63,11 @@ def outer_steps_verdict(choices: Sequence[Option]) -> str:
     """
     if not choices:
         return "nothing: one worker has no other worker to exchange with"
-    best_option = safest(choices)
+    best_option = safest_option(choices)
     return (
         f"{best_option}: {best_option.progress:.2f} times the progress per second of 16 bit in each step; a step takes "
-        f"{_milliseconds(best_option.step_s)} and is expected to make {best_option.efficiency:.0%} of a dense step's "
-        f"progress; {best_option.safe_progress:.2f} times if a step makes {_minimum_progress(best_option)}"
+        f"{_milliseconds_text(best_option.step_s)} and is expected to make {best_option.efficiency:.0%} of a dense "
+        f"step's progress; {best_option.safe_progress:.2f} times if a step makes {_minimum_progress_text(best_option)}"
     )
 
 
@@ -77,8 +77,8 @@ def expected_choice(
     """Return the option that gravac is expected to choose, and a text with the reason.
 
     Options are compared by the lower bound of their progress (``Option.safe_progress``). Compression in each step is
-    expected only if its bound is more than ``MARGIN`` times the bound of native steps. Outer steps are expected only if
-    their bound is more than ``MARGIN`` times the bound of the best option that exchanges in each step.
+    expected only if its bound is more than ``EQUAL_RATIO`` times the bound of native steps. Outer steps are expected
+    only if their bound is more than ``EQUAL_RATIO`` times the bound of the best option that exchanges in each step.
 
     Args:
         each_step_options: options with an exchange of gradients in each step, including torch's own.
@@ -89,18 +89,20 @@ def expected_choice(
         (choice for choice in each_step_options if choice.reference), key=lambda choice: choice.progress
     )
     best_option = max(each_step_options, key=lambda choice: choice.safe_progress)
-    best_option = best_option if best_option.safe_progress > MARGIN * native_option.safe_progress else native_option
-    safest_outer = safest(outer_options) if outer_options else None
-    if safest_outer is not None and safest_outer.safe_progress > MARGIN * best_option.safe_progress:
+    best_option = (
+        best_option if best_option.safe_progress > EQUAL_RATIO * native_option.safe_progress else native_option
+    )
+    safest_outer = safest_option(outer_options) if outer_options else None
+    if safest_outer is not None and safest_outer.safe_progress > EQUAL_RATIO * best_option.safe_progress:
         return safest_outer, (
             f"expect outer steps: {safest_outer}, {safest_outer.safe_progress / best_option.safe_progress:.2f} times "
             "the progress per second of the best choice that exchanges in each step, even if a step makes "
-            f"{_minimum_progress(safest_outer)}"
+            f"{_minimum_progress_text(safest_outer)}"
         )
     if best_option is native_option:
         waiting_fraction = native_option.exposed_s / native_option.step_s
         reason = (
-            f"{wrapping.expect_native} in {_dense_format(native_option)}, which wait for the exchange "
+            f"{wrapping.expect_native} in {_dense_format_name(native_option)}, which wait for the exchange "
             f"{waiting_fraction:.0%} of their time"
         )
     else:
@@ -112,12 +114,12 @@ def expected_choice(
     if safest_outer is None:
         return best_option, reason
     best_outer = _lowest_cf_near_maximum(outer_options, lambda choice: choice.progress)
-    if best_outer.progress <= MARGIN * best_option.progress:
+    if best_outer.progress <= EQUAL_RATIO * best_option.progress:
         return best_option, f"{reason}; outer steps are not expected to make more than 5 % more progress per second"
     return best_option, (
         f"{reason}; outer steps would bring {best_outer.progress / best_option.progress:.2f} times the progress per "
         f"second ({best_outer}), but {best_outer.safe_progress / best_option.safe_progress:.2f} times if a step makes "
-        f"{_minimum_progress(best_outer)}: too little to be chosen"
+        f"{_minimum_progress_text(best_outer)}: too little to be chosen"
     )
 
 
@@ -127,30 +129,30 @@ def adaptive_code(choice: Option, wrapping: Wrapping = IN_DDP) -> str:
     return f"AdaptiveCompressor({arguments}).attach({wrapping.model_variable}, optimizer)"
 
 
-def safest(choices: Sequence[Option]) -> Option:
+def safest_option(choices: Sequence[Option]) -> Option:
     """Return the option of lowest CF among the options whose ``safe_progress`` is within 5 % of the maximum."""
     return _lowest_cf_near_maximum(choices, lambda choice: choice.safe_progress)
 
 
-def _lowest_cf_near_maximum(choices: Sequence[Option], progress: Callable[[Option], float]) -> Option:
+def _lowest_cf_near_maximum(choices: Sequence[Option], progress_of: Callable[[Option], float]) -> Option:
     """Return the option of lowest CF among the options whose progress is within 5 % of the maximum.
 
     Args:
         choices: options to select from.
-        progress: function that takes an option and returns its progress per second, relative to 16 bit in each step.
+        progress_of: function that takes an option and returns its progress per second, relative to 16 bit in each step.
     """
-    max_progress = max(map(progress, choices))
-    near_maximum = (choice for choice in choices if progress(choice) >= 0.95 * max_progress)
-    return min(near_maximum, key=lambda choice: (choice.cf, -progress(choice)))
+    max_progress = max(map(progress_of, choices))
+    options_near_maximum = (choice for choice in choices if progress_of(choice) >= 0.95 * max_progress)
+    return min(options_near_maximum, key=lambda choice: (choice.cf, -progress_of(choice)))
 
 
-def _minimum_progress(choice: Option) -> str:
+def _minimum_progress_text(choice: Option) -> str:
     return f"only {choice.least_efficiency:.2f} of a dense step's progress (lower bound)"
 
 
-def _dense_format(choice: Option) -> str:
+def _dense_format_name(choice: Option) -> str:
     return "float32" if choice.cf == 1 else "16 bit"
 
 
-def _milliseconds(seconds: float) -> str:
+def _milliseconds_text(seconds: float) -> str:
     return f"{1e3 * seconds:.4g} ms"

@@ -70,11 +70,11 @@ class Bench:
             for name in compressor_names:
                 _check_compressor(argument, name)
         if self.json is not None:
-            folder = self.json.absolute().parent
+            json_folder = self.json.absolute().parent
             if self.json.is_dir():
                 raise ValueError(f"json: {self.json} is a folder; name a file in it")
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
-                raise ValueError(f"json: {folder} is not a folder that can be written to; name another folder")
+            if not json_folder.is_dir() or not os.access(json_folder, os.W_OK):
+                raise ValueError(f"json: {json_folder} is not a folder that can be written to; name another folder")
 
     @property
     def shapes(self) -> list[Shape]:
@@ -120,7 +120,7 @@ def contenders(bench: Bench) -> list[Contender]:
             base_compressor = compressor(name)
             all_contenders += [
                 Contender(name, cf, _gravac_rank(base_compressor, cf), base_compressor.host_waits)
-                for cf in _cfs(base_compressor, bench)
+                for cf in _cfs_to_measure(base_compressor, bench)
             ]
     return all_contenders
 
@@ -139,14 +139,14 @@ def _check_compressor(argument: str, name: str) -> None:
         raise ValueError(f"{argument}: {name!r} is unknown{reason}; known: {known_names}") from None
 
 
-def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
+def _cfs_to_measure(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
     """Return the CFs at which the bench measures a compressor."""
     supported_cfs = compressor.candidates((1.0, MAX_CF))
     if isinstance(supported_cfs, Span):
         return tuple(cf for cf in bench.cfs if supported_cfs.low <= cf <= supported_cfs.high)
     if len(supported_cfs) <= MAX_LISTED_CFS:
         return supported_cfs
-    return tuple(sorted({min(supported_cfs, key=lambda listed: abs(math.log(listed / cf))) for cf in bench.cfs}))
+    return tuple(sorted({min(supported_cfs, key=lambda listed_cf: abs(math.log(listed_cf / cf))) for cf in bench.cfs}))
 
 
 def _gravac_rank(compressor: Compressor, cf: float) -> MakeRank:
@@ -154,11 +154,11 @@ def _gravac_rank(compressor: Compressor, cf: float) -> MakeRank:
     return lambda rank, world: GravacRank(compressor, cf, rank, world)
 
 
-def _torch_rank(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
+def _torch_rank(rank_class: Callable[[float, int], Rank], cf: float) -> MakeRank:
     """Return a function that creates a rank for the benchmark; the rank averages with plain PyTorch code at a CF.
 
     Args:
-        make: class of the rank, called with the compression factor and the number of ranks.
+        rank_class: class of the rank, called with the compression factor and the number of ranks.
         cf: compression factor.
     """
-    return lambda rank, world: make(cf, world)
+    return lambda rank, world: rank_class(cf, world)

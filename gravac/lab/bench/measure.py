@@ -98,9 +98,9 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
         extra_bytes = _extra_bytes(contender, largest_shape, gradients(largest_shape))
     elements = sum(math.prod(shape) for shape in shapes)
     total_s = [encode + decode for encode, decode in zip(sums.encode_s, sums.decode_s, strict=True)]
-    copies_per_total = [total / copy for total, copy in zip(total_s, sums.copy_s, strict=True)]
+    total_over_copy = [total / copy for total, copy in zip(total_s, sums.copy_s, strict=True)]
     low_quartile, median, high_quartile = (
-        statistics.quantiles(copies_per_total, n=4, method="inclusive") if bench.repeats > 1 else copies_per_total * 3
+        statistics.quantiles(total_over_copy, n=4, method="inclusive") if bench.repeats > 1 else total_over_copy * 3
     )
     return BenchRow(
         compressor=contender.name,
@@ -109,8 +109,8 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
         wire_ratio=AllReduce.wire_bytes(4 * elements, bench.workers) / sums.wire_bytes,
         gain=1 - sums.error / sums.energy,
         vnmse=sums.mean_error / sums.mean_energy,
-        encode_over_copy=_median_ratio(sums.encode_s, sums.copy_s),
-        decode_over_copy=_median_ratio(sums.decode_s, sums.copy_s),
+        encode_over_copy=_median_time_over_copy(sums.encode_s, sums.copy_s),
+        decode_over_copy=_median_time_over_copy(sums.decode_s, sums.copy_s),
         total_over_copy=median,
         total_over_copy_low=low_quartile,
         total_over_copy_high=high_quartile,
@@ -127,19 +127,19 @@ class Gradients:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._by_shape: dict[Shape, list[torch.Tensor]] = {}
+        self._gradients_by_shape: dict[Shape, list[torch.Tensor]] = {}
 
     def __call__(self, shape: Shape) -> list[torch.Tensor]:
         """Return a list of each rank's gradient for a shape, flat, float32; callers must not write to the gradients."""
-        if shape not in self._by_shape:
-            generator = torch.Generator().manual_seed(len(self._by_shape))
+        if shape not in self._gradients_by_shape:
+            generator = torch.Generator().manual_seed(len(self._gradients_by_shape))
             row_scales = torch.randn(shape[0], 1, generator=generator).mul_(0.7).exp_().mul_(GRADIENT_SCALE)
             common_part = _heavy_tailed(shape, generator)
             private_parts = (_heavy_tailed(shape, generator) for _ in range(self._workers))
-            self._by_shape[shape] = [
+            self._gradients_by_shape[shape] = [
                 gradient.add_(common_part).mul_(0.5**0.5).mul_(row_scales).view(-1) for gradient in private_parts
             ]
-        return self._by_shape[shape]
+        return self._gradients_by_shape[shape]
 
 
 def _heavy_tailed(shape: Shape, generator: torch.Generator) -> torch.Tensor:
@@ -192,10 +192,10 @@ def _measure_tensor(contender: Contender, shape: Shape, gradients: Sequence[torc
         copy_start = time.perf_counter()
         buffers[0].copy_(gradients[0])
         sums.copy_s[repeat] += time.perf_counter() - copy_start
-        seconds: list[float] = []
-        _run_step(ranks, buffers, shape, 1 + repeat, wrap=partial(_timed, seconds=seconds))
-        sums.encode_s[repeat] += seconds[0]
-        sums.decode_s[repeat] += sum(seconds[1:])
+        segment_seconds: list[float] = []
+        _run_step(ranks, buffers, shape, 1 + repeat, wrap_rounds=partial(_time_rounds, segment_seconds=segment_seconds))
+        sums.encode_s[repeat] += segment_seconds[0]
+        sums.decode_s[repeat] += sum(segment_seconds[1:])
 
 
 def _run_step(
@@ -204,7 +204,7 @@ def _run_step(
     shape: Shape,
     step: int,
     ledgers: Sequence[Ledger] = (),
-    wrap: Callable[[Rounds], Rounds] = lambda rounds: rounds,
+    wrap_rounds: Callable[[Rounds], Rounds] = lambda rounds: rounds,
 ) -> None:
     """Run one step of all ranks, which replaces each rank's gradient in ``buffers`` by the mean.
 
@@ -214,21 +214,21 @@ def _run_step(
         shape: shape of the tensor.
         step: number of the step, from 0.
         ledgers: ledgers that count the bytes of each rank; empty: bytes are not counted.
-        wrap: function that takes rank 0's generator of collectives, and returns a generator that yields the same
+        wrap_rounds: function that takes rank 0's generator of collectives, and returns a generator that yields the same
             collectives and passes their results on; used to time the code or to record the results.
     """
     rank_rounds = [rank.average(buffer, shape, step) for rank, buffer in zip(ranks, buffers, strict=True)]
-    memory.run([wrap(rank_rounds[0]), *rank_rounds[1:]], ledgers)
+    memory.run([wrap_rounds(rank_rounds[0]), *rank_rounds[1:]], ledgers)
     for rank in ranks:
         rank.commit()
 
 
-def _timed(rounds: Rounds, seconds: list[float]) -> Rounds:
+def _time_rounds(rounds: Rounds, segment_seconds: list[float]) -> Rounds:
     """Run ``rounds`` and yield its collectives; measure the time of the generator's own code.
 
     Args:
         rounds: generator of one rank that averages a tensor.
-        seconds: list to which the seconds of the code before each collective, and after the last, are appended.
+        segment_seconds: list to which the seconds of the code before each collective, and after the last, are appended.
     """
     results: Any = None
     while True:
@@ -238,7 +238,7 @@ def _timed(rounds: Rounds, seconds: list[float]) -> Rounds:
         except StopIteration:
             return
         finally:
-            seconds.append(time.perf_counter() - segment_start)
+            segment_seconds.append(time.perf_counter() - segment_start)
         results = yield collectives
 
 
@@ -257,7 +257,7 @@ def _extra_bytes(contender: Contender, shape: Shape, gradients: Sequence[torch.T
             [gradient.clone() for gradient in gradients],
             shape,
             step,
-            wrap=partial(_recording, recorded_results=results),
+            wrap_rounds=partial(_record_results, recorded_results=results),
         )
     del ranks
     lone_rank = contender.make(0, world)
@@ -265,7 +265,7 @@ def _extra_bytes(contender: Contender, shape: Shape, gradients: Sequence[torch.T
     _replay(lone_rank.average(buffer, shape, 0), recorded_results[0])
     lone_rank.commit()
     rounds = lone_rank.average(buffer.copy_(gradients[0]), shape, 1)
-    with _silent(), torch.autograd.profiler.profile(profile_memory=True) as profile:
+    with _discard_stderr(), torch.autograd.profiler.profile(profile_memory=True) as profile:
         _replay(rounds, recorded_results[1])
     assert profile.kineto_results is not None
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
@@ -276,7 +276,7 @@ def _extra_bytes(contender: Contender, shape: Shape, gradients: Sequence[torch.T
     return peak_bytes
 
 
-def _recording(rounds: Rounds, recorded_results: list[list[Any]]) -> Rounds:
+def _record_results(rounds: Rounds, recorded_results: list[list[Any]]) -> Rounds:
     """Run ``rounds`` and yield its collectives; append copies of their results to ``recorded_results``."""
     results: Any = None
     while True:
@@ -307,30 +307,30 @@ def _squared_norm(x: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
-def _median_ratio(times_s: Sequence[float], copy_times_s: Sequence[float]) -> float:
+def _median_time_over_copy(times_s: Sequence[float], copy_times_s: Sequence[float]) -> float:
     return statistics.median(time / copy for time, copy in zip(times_s, copy_times_s, strict=True))
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Limit PyTorch to one thread while the block runs."""
-    threads = torch.get_num_threads()
+    previous_thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(previous_thread_count)
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _discard_stderr() -> Iterator[None]:
     """Discard standard error, to which PyTorch's profiler prints from C++, while the block runs."""
-    stderr = os.dup(2)
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 2)
+    saved_stderr = os.dup(2)
+    devnull_descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull_descriptor, 2)
     try:
         yield
     finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(devnull)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
+        os.close(devnull_descriptor)

@@ -109,8 +109,8 @@ class _TorchRank:
 
     def measured_compression(self, x: torch.Tensor, shape: Shape) -> MeasuredCompression:
         """Return error and sent elements, computed from the flat gradient ``x`` and the tensor that was sent."""
-        sent, elements = self._sent(x, shape)
-        return MeasuredCompression(float(energy(x - sent)), float(energy(x)), elements)
+        sent_tensor, sent_elements = self._sent(x, shape)
+        return MeasuredCompression(float(energy(x - sent_tensor)), float(energy(x)), sent_elements)
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
         """Return the tensor that was sent for ``x``, decoded, ``(elements,)``, and the number of elements sent."""
@@ -122,8 +122,8 @@ class TorchFp16(_TorchRank):
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
         """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
-        (total,) = yield [AllReduce(flat.to(torch.float16).div_(self._world))]
-        flat.copy_(total)
+        (mean,) = yield [AllReduce(flat.to(torch.float16).div_(self._world))]
+        flat.copy_(mean)
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
         return x.to(torch.float16).div_(self._world).float().mul_(self._world), x.numel() / 2
@@ -134,15 +134,17 @@ class TorchTopK(_TorchRank):
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
         """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
-        self._selected = flat.abs().topk(k_for(flat.numel(), self._cf), sorted=False).indices
-        ((values, indices),) = yield [AllGather(flat[self._selected], self._selected.to(torch.int32))]
+        self._selected_indices = flat.abs().topk(k_for(flat.numel(), self._cf), sorted=False).indices
+        ((values, indices),) = yield [AllGather(flat[self._selected_indices], self._selected_indices.to(torch.int32))]
         flat.zero_()
         for rank_indices, rank_values in zip(indices, values, strict=True):
             flat.index_add_(0, rank_indices, rank_values)
         flat.div_(self._world)
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
-        return torch.zeros_like(x).index_copy_(0, self._selected, x[self._selected]), float(self._selected.numel())
+        return torch.zeros_like(x).index_copy_(0, self._selected_indices, x[self._selected_indices]), float(
+            self._selected_indices.numel()
+        )
 
 
 class TorchPowerSGD(_TorchRank):
@@ -164,24 +166,24 @@ class TorchPowerSGD(_TorchRank):
             self._draw_first_q(matrix)
         else:
             flat.add_(self._residual)
-        with_residual = flat.clone()
+        gradient_with_residual = flat.clone()
         _orthogonalize(self._q)
         (self._p,) = yield [AllReduce(torch.bmm(matrix, self._q))]
         _orthogonalize(self._p)
         (self._q,) = yield [AllReduce(torch.bmm(matrix.transpose(1, 2), self._p))]
         self._q.div_(self._world)
         torch.bmm(self._p, self._q.transpose(1, 2), out=matrix)
-        self._residual = torch.sub(with_residual, flat, out=self._residual)
+        self._residual = torch.sub(gradient_with_residual, flat, out=self._residual)
 
     def _draw_first_q(self, matrix: torch.Tensor) -> None:
         """Draw the first Q for a matrix ``[1, rows, columns]``, with the matrix rank that the requested CF allows."""
         _, rows, columns = matrix.shape
-        rank = max(1, min(rows, columns, int(matrix.numel() / (self._cf * (rows + columns)))))
-        self._q = torch.randn(1, columns, rank, generator=torch.Generator().manual_seed(0))
+        matrix_rank = max(1, min(rows, columns, int(matrix.numel() / (self._cf * (rows + columns)))))
+        self._q = torch.randn(1, columns, matrix_rank, generator=torch.Generator().manual_seed(0))
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
-        matrix, p = x.view(shape[0], -1), self._p[0]
-        return (p @ (p.T @ matrix)).view(-1), float(self._p.numel() + self._q.numel())
+        matrix, orthogonal_p = x.view(shape[0], -1), self._p[0]
+        return (orthogonal_p @ (orthogonal_p.T @ matrix)).view(-1), float(self._p.numel() + self._q.numel())
 
 
 def _orthogonalize(matrices: torch.Tensor) -> None:

@@ -60,8 +60,10 @@ def describe_longest_running(outcome: DemoOutcome) -> str:
     """
     end_steps = [*(change["step"] for change in outcome.cf_path[1:]), outcome.steps]
     steps_by_candidate: Counter[str] = Counter()
-    for change, end in zip(outcome.cf_path, end_steps, strict=True):
-        steps_by_candidate[describe_candidate(_forecast_of({**change, "delay": 0}))] += max(0, end - change["step"])
+    for change, end_step in zip(outcome.cf_path, end_steps, strict=True):
+        steps_by_candidate[describe_candidate(_forecast_of({**change, "delay": 0}))] += max(
+            0, end_step - change["step"]
+        )
     return steps_by_candidate.most_common(1)[0][0] if steps_by_candidate else ""
 
 
@@ -74,8 +76,8 @@ def _forecast_of(change: dict[str, Any]) -> Forecast:
         change: an entry of ``DemoOutcome.cf_path``.
     """
     candidate = Candidate(change["mode"], change["compressor"], change["cf"], change["every"], change["delay"])
-    dense = {1.0: "dense float32", 2.0: "dense in 16 bit"}
-    method = dense.get(candidate.cf, "dense") if candidate.dense else ladder.method_at(candidate.cf)
+    dense_methods = {1.0: "dense float32", 2.0: "dense in 16 bit"}
+    method = dense_methods.get(candidate.cf, "dense") if candidate.dense else ladder.method_at(candidate.cf)
     return Forecast(candidate, wire_ratio=candidate.cf * candidate.every, method=method)
 
 
@@ -93,8 +95,8 @@ def _known_forecasts() -> tuple[Forecast, ...]:
     """
     ladder_candidates = [Candidate("hook", ladder.name, cf) for cf in ladder.candidates((2.0, 1000.0))]
     dense_candidates = [Candidate(mode, DENSE, cf) for mode in ("hook", "native") for cf in (1.0, 2.0)]
-    field_names = ("mode", "compressor", "cf", "every", "delay")
+    candidate_fields = ("mode", "compressor", "cf", "every", "delay")
     return tuple(
-        _forecast_of({name: getattr(candidate, name) for name in field_names})
+        _forecast_of({field_name: getattr(candidate, field_name) for field_name in candidate_fields})
         for candidate in (*dense_candidates, *ladder_candidates)
     )

@@ -17,7 +17,7 @@ from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
 from gravac.lab.demo.plot import draw
 from gravac.lab.json_file import write_json
 from gravac.lab.links.link import PACED
-from gravac.lab.links.network import MAX_WORKERS, EmulatedNetwork, available
+from gravac.lab.links.network import MAX_WORKERS, EmulatedNetwork, emulation_obstacle
 from gravac.lab.links.rates import format_rate, parse_rate
 from gravac.lab.provenance import stamp
 from gravac.lab.training.run import TrainingRun, TrainingSettings
@@ -71,7 +71,7 @@ class Demo:
             raise ValueError(f"workers: {self.workers} is outside 2 to {MAX_WORKERS}; use 2")
         parse_rate(self.rate)
         if self.log_dir is not None:
-            _check_folder("log-dir", _existing_folder(self.log_dir))
+            _check_folder("log-dir", _nearest_existing_folder(self.log_dir))
             logged_methods = [method for method in METHODS if (self.log_dir / method).exists()]
             if logged_methods:
                 raise ValueError(
@@ -97,43 +97,45 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
         LinkError: the links could not be emulated, although this machine has all that emulation needs.
     """
     console = console or Console()
-    reason = "requested by --paced" if demo.paced else available()
-    paced = reason is not None
+    pacing_reason = "requested by --paced" if demo.paced else emulation_obstacle()
+    paced = pacing_reason is not None
     log_dir = demo.log_dir or Path("runs", "demo", time.strftime("%Y%m%d-%H%M%S"))
     log_dir.mkdir(parents=True, exist_ok=True)
-    _introduce(console, demo, reason)
+    _introduce(console, demo, pacing_reason)
     provenance = stamp()
     settings = TrainingSettings(
         workers=demo.workers, link=format_rate(demo.rate), lowest_rate_bps=demo.rate, log_dir=log_dir
     )
     with ExitStack() as stack:
         network = None if paced else stack.enter_context(EmulatedNetwork(demo.workers, demo.rate))
-        live = stack.enter_context(DemoLive(console, demo.seconds, list(METHODS), paced))
-        comparison = Comparison(tuple(_train(name, demo.seconds, settings, network, live) for name in METHODS))
-    picture = log_dir / "loss.png"
-    link = f"{demo.workers} workers at {format_rate(demo.rate)}" + (f" ({PACED})" if paced else "")
-    draw(comparison, f"A transformer on Python's source, {link}", picture)
+        progress_display = stack.enter_context(DemoLive(console, demo.seconds, list(METHODS), paced))
+        comparison = Comparison(
+            tuple(_train(name, demo.seconds, settings, network, progress_display) for name in METHODS)
+        )
+    plot_path = log_dir / "loss.png"
+    link_text = f"{demo.workers} workers at {format_rate(demo.rate)}" + (f" ({PACED})" if paced else "")
+    draw(comparison, f"A transformer on Python's source, {link_text}", plot_path)
     if demo.json is not None:
         content = comparison.to_json(rate=demo.rate, workers=demo.workers, paced=paced, log_dir=log_dir)
         write_json(demo.json.absolute(), {"stamp": provenance.model_dump(), **content})
-    show_result(console, comparison, rate=demo.rate, workers=demo.workers, paced=paced, logs=log_dir)
+    show_result(console, comparison, rate=demo.rate, workers=demo.workers, paced=paced, log_dir=log_dir)
     return comparison
 
 
-def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
+def _introduce(console: Console, demo: Demo, pacing_reason: str | None) -> None:
     """Print which link and which methods the demo uses, before training starts.
 
     Args:
         console: console to print on.
         demo: settings of the demo.
-        reason: why links are not emulated; ``None`` if they are emulated.
+        pacing_reason: why links are not emulated; ``None`` if they are emulated.
     """
-    link = f"{format_rate(demo.rate)} per worker, {demo.workers} workers"
-    if reason is None:
-        console.print(f"Link: {link}, in network namespaces shaped by tc.", highlight=False, soft_wrap=True)
+    link_text = f"{format_rate(demo.rate)} per worker, {demo.workers} workers"
+    if pacing_reason is None:
+        console.print(f"Link: {link_text}, in network namespaces shaped by tc.", highlight=False, soft_wrap=True)
     else:
-        console.print(f"Link: {link}: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
-    interrupt_effect = "stops the demo and removes the links" if reason is None else "stops the demo"
+        console.print(f"Link: {link_text}: {PACED} ({pacing_reason}).", highlight=False, soft_wrap=True, markup=False)
+    interrupt_effect = "stops the demo and removes the links" if pacing_reason is None else "stops the demo"
     console.print(
         f"Training a character-level transformer on Python's own source, {demo.seconds:g} s with each of these "
         f"methods: {', '.join(LABELS.values())}. Ctrl-C {interrupt_effect}.",
@@ -143,48 +145,55 @@ def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
 
 
 def _train(
-    name: str, seconds: float, settings: TrainingSettings, network: EmulatedNetwork | None, live: DemoLive
+    method_name: str,
+    seconds: float,
+    settings: TrainingSettings,
+    network: EmulatedNetwork | None,
+    progress_display: DemoLive,
 ) -> DemoOutcome:
     """Train with one method, show the progress, and return the outcome.
 
     Args:
-        name: the demo's name for the method, a key of ``METHODS``.
+        method_name: the demo's name for the method, a key of ``METHODS``.
         seconds: training time, in seconds.
         settings: settings of training that are the same for all methods.
         network: emulated network between the workers; ``None`` if links are not emulated.
-        live: display of the progress.
+        progress_display: display of the progress.
     """
-    leg = Leg(METHODS[name], name, seconds=seconds, every_seconds=min(EVALUATION_SECONDS, seconds / 2))
+    leg = Leg(METHODS[method_name], method_name, seconds=seconds, every_seconds=min(EVALUATION_SECONDS, seconds / 2))
     loss_curve: list[CurvePoint] = []
     outcome = None
-    live.show_start(name)
+    progress_display.show_start(method_name)
     with TrainingRun([leg], settings, network) as run:
         samples_per_step = 0
         for event in run.events():
-            live.show_event(name, event)
+            progress_display.show_event(method_name, event)
             if event["event"] == "start":
                 samples_per_step = event["samples_per_step"]
             elif event["event"] == "evaluation":
                 loss_curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
             elif event["event"] == "end":
-                decisions = enumerate(event["turns"])
-                changing_decisions = [decision for index, decision in decisions if decision["changed"] or index == 0]
+                numbered_decisions = enumerate(event["turns"])
+                changing_decisions = [
+                    decision for index, decision in numbered_decisions if decision["changed"] or index == 0
+                ]
                 outcome = DemoOutcome(
-                    method=name,
+                    method=method_name,
                     steps=event["step"],
                     seconds=event["seconds"],
                     samples_per_s=event["step"] * samples_per_step / event["seconds"],
                     wire_bytes=event["wire_bytes"] if event["interface_bytes"] is None else event["interface_bytes"],
                     curve=tuple(loss_curve),
                     cf_path=tuple(
-                        {key: decision_fields[key] for key in CHANGE_FIELDS} for decision_fields in changing_decisions
+                        {field_name: decision_fields[field_name] for field_name in CHANGE_FIELDS}
+                        for decision_fields in changing_decisions
                     ),
                 )
     assert outcome is not None  # run.events() yields an event "end", or raises an error
     return outcome
 
 
-def _existing_folder(path: Path) -> Path:
+def _nearest_existing_folder(path: Path) -> Path:
     """Return the absolute path if it exists; otherwise the nearest folder above that exists."""
     path = path.absolute()
     while not path.exists():

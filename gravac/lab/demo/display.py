@@ -46,14 +46,14 @@ class DemoLive(ProgressDisplay):
         self._console = console
         self._seconds = seconds
         self._link_note = f" ({PACED})" if paced else ""
-        self._tasks: dict[str, TaskID] = {}
+        self._progress_tasks: dict[str, TaskID] = {}
         self._last_shown = 0.0
         self._val_loss = "-"
         if console.is_terminal:
             columns = [TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[state]}")]
             self._progress = Progress(*columns, console=console)
             for method in methods:
-                self._tasks[method] = self._progress.add_task(
+                self._progress_tasks[method] = self._progress.add_task(
                     LABELS[method] + self._link_note, total=seconds, state="waiting"
                 )
 
@@ -65,7 +65,7 @@ class DemoLive(ProgressDisplay):
         """
         self._val_loss = "-"
         self._last_shown = 0.0
-        self._show(method, 0.0, "starting: importing torch, connecting")
+        self._show_state(method, 0.0, "starting: importing torch, connecting")
 
     def show_event(self, method: str, event: dict[str, Any]) -> None:
         """Show a step or the end of a run, which rank 0 reported; remember the loss of an evaluation for later lines.
@@ -75,23 +75,23 @@ class DemoLive(ProgressDisplay):
             event: event of rank 0; ``"event"`` is its kind: ``"step"``, ``"evaluation"`` or ``"end"``. Events of other
                 kinds are ignored.
         """
-        kind = event["event"]
-        if kind == "evaluation":
+        event_kind = event["event"]
+        if event_kind == "evaluation":
             self._val_loss = f"{event['metric']:.3f}"
-        elif kind == "end":
+        elif event_kind == "end":
             self._last_shown = 0.0
-            self._show(method, event["seconds"], f"done: {event['step']} steps, validation loss {self._val_loss}")
-        elif kind == "step":
+            self._show_state(method, event["seconds"], f"done: {event['step']} steps, validation loss {self._val_loss}")
+        elif event_kind == "step":
             gain_text = "-" if event["gain"] is None else f"{event['gain']:.3f}"
             remaining_s = max(0.0, self._seconds - event["seconds"])
-            state = (
+            state_text = (
                 f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  "
                 f"{describe_running_candidate(event)}  gain {gain_text}  "
                 f"{event['samples_per_s']:.1f} samples/s  {remaining_s:.0f} s left"
             )
-            self._show(method, event["seconds"], state)
+            self._show_state(method, event["seconds"], state_text)
 
-    def _show(self, method: str, elapsed_s: float, state: str) -> None:
+    def _show_state(self, method: str, elapsed_s: float, state_text: str) -> None:
         """Show the state of a run: beside its progress bar, or as a line if the output is no terminal.
 
         Lines are at least ``PROGRESS_SECONDS`` apart; a state in between is not printed.
@@ -99,13 +99,15 @@ class DemoLive(ProgressDisplay):
         Args:
             method: name of the run's method.
             elapsed_s: seconds of training so far.
-            state: text to show.
+            state_text: text to show.
         """
         if self._progress:
-            self._progress.update(self._tasks[method], completed=min(elapsed_s, self._seconds), state=state)
+            self._progress.update(
+                self._progress_tasks[method], completed=min(elapsed_s, self._seconds), state=state_text
+            )
         elif time.monotonic() - self._last_shown >= PROGRESS_SECONDS:
             self._last_shown = time.monotonic()
-            self._console.print(f"{LABELS[method]}{self._link_note}: {state}", highlight=False, soft_wrap=True)
+            self._console.print(f"{LABELS[method]}{self._link_note}: {state_text}", highlight=False, soft_wrap=True)
 
 
 def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
@@ -119,8 +121,13 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
         workers: number of workers.
         paced: whether gravac slept in exchanges to imitate a slow link, instead of using emulated links.
     """
-    link = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
-    table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
+    table_title = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
+    table = Table(
+        title=f"{table_title}\n{PACED}" if paced else table_title,
+        box=SIMPLE_HEAVY,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("\nmethod", no_wrap=True)
     for heading in (
         "\nsteps",
@@ -132,36 +139,36 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
         f"s to loss\n{comparison.target:.3f}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    best_loss = min(outcome.at_time(comparison.equal_seconds) for outcome in comparison.outcomes)
+    lowest_loss = min(outcome.loss_at_time(comparison.equal_seconds) for outcome in comparison.outcomes)
     for outcome in comparison.outcomes:
-        table.add_row(*_row(comparison, outcome, best_loss))
+        table.add_row(*_row_texts(comparison, outcome, lowest_loss))
     return table
 
 
-def _row(comparison: Comparison, outcome: DemoOutcome, best_loss: float) -> list[str]:
+def _row_texts(comparison: Comparison, outcome: DemoOutcome, lowest_loss: float) -> list[str]:
     """Return the texts of a run's row of the table, one per column.
 
     Args:
         comparison: all runs of the table.
         outcome: run of the row.
-        best_loss: lowest validation loss of all runs after the same training time, nats; printed in bold.
+        lowest_loss: lowest validation loss of all runs after the same training time, nats; printed in bold.
     """
-    loss = outcome.at_time(comparison.equal_seconds)
-    target_s = outcome.time_to(comparison.target)
+    loss = outcome.loss_at_time(comparison.equal_seconds)
+    target_s = outcome.time_to_loss(comparison.target)
     return [
         outcome.label,
         str(outcome.steps),
         f"{outcome.samples_per_s:.1f}",
         f"{outcome.bytes_per_step / 1e6:.3f}",
         f"{comparison.wire_ratio(outcome):.2f}",
-        f"[bold]{loss:.3f}[/bold]" if loss == best_loss else f"{loss:.3f}",
-        f"{outcome.at_step(comparison.equal_steps):.3f}",
+        f"[bold]{loss:.3f}[/bold]" if loss == lowest_loss else f"{loss:.3f}",
+        f"{outcome.loss_at_step(comparison.equal_steps):.3f}",
         "not reached" if target_s is None else f"{target_s:.1f}",
     ]
 
 
 def show_result(
-    console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: Path
+    console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, log_dir: Path
 ) -> None:
     """Print the plot of losses, the table of results, who won, gravac's decisions, and the paths of picture and logs.
 
@@ -171,26 +178,28 @@ def show_result(
         rate: bits per second of each worker's link.
         workers: number of workers.
         paced: whether gravac slept in exchanges to imitate a slow link, instead of using emulated links.
-        logs: folder of the picture and of the TensorBoard logs.
+        log_dir: folder of the picture and of the TensorBoard logs.
     """
     console.print(draw_as_text(comparison), highlight=False, markup=False, soft_wrap=True)
     console.print(result_table(comparison, rate=rate, workers=workers, paced=paced))
-    suffix = f" ({PACED})" if paced else ""
+    link_note = f" ({PACED})" if paced else ""
     for verdict in (comparison.verdict(), comparison.verdict_of_outer_steps()):
-        console.print(verdict + suffix, style="bold", highlight=False, soft_wrap=True, markup=False)
+        console.print(verdict + link_note, style="bold", highlight=False, soft_wrap=True, markup=False)
     if comparison.equal_seconds < 30:
         console.print(
             "The runs are too short to show whether compression pays. Use --seconds 60 or more.",
             highlight=False,
         )
     for method in ("adaptive", "adaptive-100"):
-        _show_changes(console, comparison[method], suffix)
-    console.print(f"\nThe plot as a picture{suffix}: {escape(str(logs / 'loss.png'))}", highlight=False, soft_wrap=True)
-    console.print(f"TensorBoard logs{suffix}: {escape(str(logs))}. To see them:", highlight=False, soft_wrap=True)
-    console.print(f"  tensorboard --logdir {escape(str(logs))}", highlight=False, soft_wrap=True)
+        _show_changes(console, comparison[method], link_note)
+    console.print(
+        f"\nThe plot as a picture{link_note}: {escape(str(log_dir / 'loss.png'))}", highlight=False, soft_wrap=True
+    )
+    console.print(f"TensorBoard logs{link_note}: {escape(str(log_dir))}. To see them:", highlight=False, soft_wrap=True)
+    console.print(f"  tensorboard --logdir {escape(str(log_dir))}", highlight=False, soft_wrap=True)
 
 
-def _show_changes(console: Console, outcome: DemoOutcome, suffix: str) -> None:
+def _show_changes(console: Console, outcome: DemoOutcome, link_note: str) -> None:
     """Print the changes of candidate (way to run steps) in a run, one per line, and the share of steps in each mode.
 
     If there are more than ``MAX_CHANGES``, those in the middle are left out.
@@ -198,11 +207,13 @@ def _show_changes(console: Console, outcome: DemoOutcome, suffix: str) -> None:
     Args:
         console: console to print on.
         outcome: result of the run.
-        suffix: note on the link, to append to the heading; may be empty.
+        link_note: note on the link, to append to the heading; may be empty.
     """
-    fractions = outcome.fraction_by_mode()
-    modes = ", ".join(f"{fractions[mode]:.0%} {text}" for mode, text in MODE_TEXTS.items() if fractions.get(mode))
-    heading = f"\nDecisions of {outcome.label}{suffix} that changed the candidate (steps: {modes}):"
+    fraction_by_mode = outcome.fraction_by_mode()
+    modes_text = ", ".join(
+        f"{fraction_by_mode[mode]:.0%} {text}" for mode, text in MODE_TEXTS.items() if fraction_by_mode.get(mode)
+    )
+    heading = f"\nDecisions of {outcome.label}{link_note} that changed the candidate (steps: {modes_text}):"
     console.print(heading, highlight=False, soft_wrap=True, markup=False)
     changes, half_count = outcome.cf_path, MAX_CHANGES // 2
     is_too_long = len(changes) > MAX_CHANGES

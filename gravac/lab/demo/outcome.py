@@ -60,8 +60,8 @@ class DemoOutcome:
         """Return the fraction of the run's steps in each mode that occurred: ``native``, ``hook`` or ``outer``."""
         end_steps = [*(change["step"] for change in self.cf_path[1:]), self.steps]
         steps_by_mode: Counter[Mode] = Counter()
-        for change, end in zip(self.cf_path, end_steps, strict=True):
-            steps_by_mode[change["mode"]] += max(0, min(end, self.steps) - change["step"])
+        for change, end_step in zip(self.cf_path, end_steps, strict=True):
+            steps_by_mode[change["mode"]] += max(0, min(end_step, self.steps) - change["step"])
         return {mode: steps / self.steps for mode, steps in steps_by_mode.items()}
 
     @property
@@ -74,18 +74,18 @@ class DemoOutcome:
         """Validation loss at the end of the run, nats."""
         return self.curve[-1].metric
 
-    def at_step(self, step: float) -> float:
+    def loss_at_step(self, step: float) -> float:
         """Return the validation loss (nats) after a number of steps, interpolated linearly between evaluations."""
         return _interpolate([(point.step, point.metric) for point in self.curve], step)
 
-    def at_time(self, seconds: float) -> float:
+    def loss_at_time(self, seconds: float) -> float:
         """Return the validation loss (nats) at a training time of ``seconds``, linear between two evaluations."""
         return _interpolate([(point.seconds, point.metric) for point in self.curve], seconds)
 
-    def time_to(self, loss: float) -> float | None:
+    def time_to_loss(self, loss: float) -> float | None:
         """Return the seconds of training until the validation loss first reached ``loss`` (nats); ``None`` if never."""
-        first_point = first_reached(self.curve, loss, higher_is_better=False)
-        return first_point[0] if first_point else None
+        first_seconds_and_step = first_reached(self.curve, loss, higher_is_better=False)
+        return first_seconds_and_step[0] if first_seconds_and_step else None
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class Comparison:
 
         The losses are those after ``equal_seconds``. gravac competes with the better one of float32 and float16.
         """
-        adaptive_loss = self["adaptive"].at_time(self.equal_seconds)
+        adaptive_loss = self["adaptive"].loss_at_time(self.equal_seconds)
         best_dense = min(
-            (self["dense-fp32"], self["dense-fp16"]), key=lambda outcome: outcome.at_time(self.equal_seconds)
+            (self["dense-fp32"], self["dense-fp16"]), key=lambda outcome: outcome.loss_at_time(self.equal_seconds)
         )
-        dense_loss = best_dense.at_time(self.equal_seconds)
+        dense_loss = best_dense.loss_at_time(self.equal_seconds)
         after_text = f"after {self.equal_seconds:.0f} s"
         loss_text = f"validation loss {adaptive_loss:.3f} against {dense_loss:.3f} of {best_dense.label} {after_text}"
         if abs(adaptive_loss - dense_loss) < DRAW_MARGIN:
@@ -139,7 +139,7 @@ class Comparison:
         if adaptive_loss > dense_loss:
             advice = f"On this link, with this model and in this time, use {best_dense.label}."
             return f"With every=1 gravac LOST: {loss_text}. {advice}"
-        adaptive_s, dense_s = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
+        adaptive_s, dense_s = self["adaptive"].time_to_loss(self.target), self["dense-fp16"].time_to_loss(self.target)
         if not adaptive_s or not dense_s:
             return f"With every=1 gravac won: {loss_text}."
         speed_up_text = f"{dense_s / adaptive_s:.1f} times as fast as float16"
@@ -150,7 +150,7 @@ class Comparison:
 
         The text compares gravac's run with ``every=(1, 100)`` and its run with ``every=1``, after ``equal_seconds``.
         """
-        losses = [self[method].at_time(self.equal_seconds) for method in ("adaptive-100", "adaptive")]
+        losses = [self[method].loss_at_time(self.equal_seconds) for method in ("adaptive-100", "adaptive")]
         loss_text = (
             f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of every=1 after {self.equal_seconds:.0f} s"
         )
@@ -167,7 +167,7 @@ class Comparison:
             paced: whether gravac slept in exchanges to imitate a slow link, instead of using emulated links.
             log_dir: folder of the TensorBoard logs.
         """
-        runs = [
+        run_fields = [
             {
                 "method": outcome.method,
                 "steps": outcome.steps,
@@ -181,7 +181,7 @@ class Comparison:
             }
             for outcome in self.outcomes
         ]
-        return {"rate": rate, "workers": workers, "paced": paced, "log_dir": str(log_dir), "runs": runs}
+        return {"rate": rate, "workers": workers, "paced": paced, "log_dir": str(log_dir), "runs": run_fields}
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:

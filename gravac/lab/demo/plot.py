@@ -33,7 +33,7 @@ def loss_range(comparison: Comparison) -> tuple[float, float]:
     """
     runs, seconds = comparison.outcomes, comparison.equal_seconds
     low_loss = min(point.metric for run in runs for point in run.curve)
-    high_loss = max(run.at_time(STEEP_FRACTION * seconds) for run in runs)
+    high_loss = max(run.loss_at_time(STEEP_FRACTION * seconds) for run in runs)
     margin = 0.05 * (high_loss - low_loss) or 0.05
     return low_loss - margin, high_loss + margin
 
@@ -49,25 +49,25 @@ def draw_as_text(comparison: Comparison) -> str:
 
     for run in comparison.outcomes:
         for column in range(COLUMNS):
-            row = row_of(run.at_time(seconds * column / (COLUMNS - 1)))
+            row = row_of(run.loss_at_time(seconds * column / (COLUMNS - 1)))
             if 0 <= row < ROWS:
                 grid[row][column] = MARKS[run.method]
-    final_losses = {run.method: run.at_time(seconds) for run in comparison.outcomes}
-    rows = spread([row_of(loss) for loss in final_losses.values()], 1, (0, ROWS - 1))
-    run_at_row = {math.floor(row + 0.5): run for row, run in zip(rows, comparison.outcomes, strict=True)}
+    final_losses = {run.method: run.loss_at_time(seconds) for run in comparison.outcomes}
+    label_rows = spread_apart([row_of(loss) for loss in final_losses.values()], 1, (0, ROWS - 1))
+    run_by_label_row = {math.floor(row + 0.5): run for row, run in zip(label_rows, comparison.outcomes, strict=True)}
     lines = ["validation loss, nats"]
-    for row, cells in enumerate(grid):
+    for row, row_characters in enumerate(grid):
         axis_text = f"{high_loss - (high_loss - low_loss) * row / (ROWS - 1):5.2f} |" if row % 3 == 0 else "      |"
-        labelled_run = run_at_row.get(row)
+        labelled_run = run_by_label_row.get(row)
         label = (
             f" {MARKS[labelled_run.method]} {labelled_run.label} {final_losses[labelled_run.method]:.3f}"
             if labelled_run
             else ""
         )
-        lines.append((axis_text + "".join(cells) + label).rstrip())
-    ticks = [f"{seconds * quarter / 4:.0f}" for quarter in range(5)]
+        lines.append((axis_text + "".join(row_characters) + label).rstrip())
+    tick_texts = [f"{seconds * quarter / 4:.0f}" for quarter in range(5)]
     axis_labels = [" "] * (COLUMNS + 3)
-    for quarter, tick in enumerate(ticks):
+    for quarter, tick in enumerate(tick_texts):
         column = round((COLUMNS - 1) * quarter / 4)
         axis_labels[column : column + len(tick)] = tick
     return "\n".join(
@@ -99,14 +99,17 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     shortest_time = min((time for time in target_times if time is not None), default=0.0)
     for run, target_s in zip(comparison.outcomes, target_times, strict=True):
         is_adaptive = run.method.startswith("adaptive")
-        times, losses = [point.seconds for point in run.curve], [point.metric for point in run.curve]
-        style: dict[str, Any] = {
+        seconds_of_points, losses_of_points = (
+            [point.seconds for point in run.curve],
+            [point.metric for point in run.curve],
+        )
+        line_style: dict[str, Any] = {
             "color": COLOURS[run.method],
             "linewidth": 2.4 if is_adaptive else 1.5,
             "zorder": 3 if is_adaptive else 2,
         }
         label = f"{run.label}: mostly {describe_longest_running(run)}" if is_adaptive else run.label
-        axes.plot(times, losses, label=label, **style)
+        axes.plot(seconds_of_points, losses_of_points, label=label, **line_style)
         if target_s:
             axes.plot(target_s, target, marker="o", markersize=6, color=COLOURS[run.method], zorder=4)
             axes.annotate(
@@ -120,13 +123,15 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
             )
     axes.plot([0, seconds], [target] * 2, zorder=1, **target_style)
     axes.legend(loc="upper right", frameon=False, fontsize=9, handlelength=2.2)
-    final_losses = [run.at_time(seconds) for run in comparison.outcomes]
-    for run, height in zip(
-        comparison.outcomes, spread(final_losses, 0.065 * (high_loss - low_loss), (low_loss, high_loss)), strict=True
+    final_losses = [run.loss_at_time(seconds) for run in comparison.outcomes]
+    for run, label_y in zip(
+        comparison.outcomes,
+        spread_apart(final_losses, 0.065 * (high_loss - low_loss), (low_loss, high_loss)),
+        strict=True,
     ):
         axes.annotate(
-            f"{run.label}  {run.at_time(seconds):.2f}",
-            (seconds, height),
+            f"{run.label}  {run.loss_at_time(seconds):.2f}",
+            (seconds, label_y),
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
@@ -155,10 +160,10 @@ def _time_to_target(run: DemoOutcome, target: float) -> float | None:
         run: result of a run.
         target: loss to reach, nats.
     """
-    return run.time_to(target) if run.method.startswith("adaptive") else None
+    return run.time_to_loss(target) if run.method.startswith("adaptive") else None
 
 
-def spread(positions: Sequence[float], distance: float, bounds: tuple[float, float]) -> list[float]:
+def spread_apart(positions: Sequence[float], distance: float, bounds: tuple[float, float]) -> list[float]:
     """Move positions, such as heights of labels, so that no two are nearer to each other than ``distance``.
 
     Positions that are too near are put around their mean, just far enough apart. The positions are numbers in any unit,
@@ -173,22 +178,22 @@ def spread(positions: Sequence[float], distance: float, bounds: tuple[float, flo
         The moved positions, in the order of ``positions``.
 
     Example:
-        >>> spread([3, 1, 3], 1, (0, 9))
+        >>> spread_apart([3, 1, 3], 1, (0, 9))
         [2.5, 1.0, 3.5]
     """
     sorted_indices = sorted(range(len(positions)), key=lambda index: positions[index])
-    groups: list[list[float]] = []  # near positions, each minus ``distance`` x number below
+    position_groups: list[list[float]] = []  # near positions, each minus ``distance`` x number below
     for i, index in enumerate(sorted_indices):
-        groups.append([positions[index] - i * distance])
-        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
-            upper_group = groups.pop()
-            groups[-1] += upper_group
-    moved_positions = [fmean(group) for group in groups for _ in group]
+        position_groups.append([positions[index] - i * distance])
+        while len(position_groups) > 1 and fmean(position_groups[-2]) > fmean(position_groups[-1]):
+            upper_group = position_groups.pop()
+            position_groups[-1] += upper_group
+    moved_positions = [fmean(group) for group in position_groups for _ in group]
     moved_positions = [position + i * distance for i, position in enumerate(moved_positions)]
-    low, high = bounds
+    lowest_position, highest_position = bounds
     for i in range(len(moved_positions)):
-        moved_positions[i] = max(moved_positions[i], low + i * distance)
+        moved_positions[i] = max(moved_positions[i], lowest_position + i * distance)
     for i in range(len(moved_positions)):
-        moved_positions[-1 - i] = min(moved_positions[-1 - i], high - i * distance)
+        moved_positions[-1 - i] = min(moved_positions[-1 - i], highest_position - i * distance)
     by_index = dict(zip(sorted_indices, moved_positions, strict=True))
     return [by_index[index] for index in range(len(positions))]

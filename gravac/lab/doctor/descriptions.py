@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from gravac.exchange.link_probe import LinkProbe
 from gravac.lab.doctor.facts import OPTIONAL_PACKAGES, Facts
-from gravac.lab.doctor.memory import Memory
-from gravac.lab.doctor.memory import describe as describe_memory
+from gravac.lab.doctor.memory import Memory, describe_memory
 from gravac.lab.doctor.ranks import Check
 from gravac.lab.links.rates import format_rate
 from gravac.lab.mesh import Mesh, parse_mesh
@@ -56,10 +55,10 @@ def describe_facts(facts: Facts, check: Check | None) -> str:
         ),
     ]
     if check is not None:
-        location = f"{check.hosts} machine{'s' if check.hosts > 1 else ''}, {check.backend}, {check.device}"
-        weights = "the same weights" if check.same else "DIFFERENT weights"
-        ranks = str(check.ranks) if check.mesh is None else f"{check.ranks}, as mesh {check.mesh},"
-        lines.append(("ranks", f"{ranks} on {location}; {weights} after a few compressed steps"))
+        location_text = f"{check.hosts} machine{'s' if check.hosts > 1 else ''}, {check.backend}, {check.device}"
+        weights_text = "the same weights" if check.same else "DIFFERENT weights"
+        ranks_text = str(check.ranks) if check.mesh is None else f"{check.ranks}, as mesh {check.mesh},"
+        lines.append(("ranks", f"{ranks_text} on {location_text}; {weights_text} after a few compressed steps"))
         if check.wire_ratio is not None:
             lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense step"))
         feature = "native and outer steps" if check.mesh is None else "models in shards"
@@ -69,18 +68,18 @@ def describe_facts(facts: Facts, check: Check | None) -> str:
             else f"not all private attributes that {feature} use: {check.lacks}"
         )
         lines.append(("torch has", names_text))
-        path = "loopback, no network" if check.loopback else "between the ranks"
+        path_text = "loopback, no network" if check.loopback else "between the ranks"
         if check.link is not None:
-            lines.append(("link" if check.mesh is None else "link of replicas", _describe_link(check.link, path)))
+            lines.append(("link" if check.mesh is None else "link of replicas", _describe_link(check.link, path_text)))
         if check.shard_link is not None:
-            lines.append(("link in a replica", _describe_link(check.shard_link, path)))
+            lines.append(("link in a replica", _describe_link(check.shard_link, path_text)))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
-def _describe_link(link: LinkProbe, path: str) -> str:
-    """Return a text that states the speed of a link; ``path`` says what the link connects."""
-    return f"{format_rate(float(f'{link.bandwidth:.3g}'))}, {1e6 * link.latency:.0f} µs a message ({path})"
+def _describe_link(link: LinkProbe, path_text: str) -> str:
+    """Return a text that states the speed of a link; ``path_text`` says what the link connects."""
+    return f"{format_rate(float(f'{link.bandwidth:.3g}'))}, {1e6 * link.latency:.0f} µs a message ({path_text})"
 
 
 def describe_memories(
@@ -94,9 +93,11 @@ def describe_memories(
         elements: number of the model's parameters; ``None``: memory is given in multiples of the model's size.
         mesh: mesh of a model in shards; ``None``: DDP, without shards.
     """
-    rank = "a rank" if mesh is None else f"a rank of the mesh {mesh}"
-    unit = "in multiples of the model's size" if elements is None else f"of {model}, {elements / 1e6:.1f} M parameters"
-    lines = [f"Memory that gravac takes on {rank}, {unit}, float32:"]
+    rank_text = "a rank" if mesh is None else f"a rank of the mesh {mesh}"
+    unit_text = (
+        "in multiples of the model's size" if elements is None else f"of {model}, {elements / 1e6:.1f} M parameters"
+    )
+    lines = [f"Memory that gravac takes on {rank_text}, {unit_text}, float32:"]
     previous_mode = ""
     for memory in memories:
         lines.append(f"  {memory.mode if memory.mode != previous_mode else '':<7} {describe_memory(memory, elements)}")
@@ -150,11 +151,11 @@ def _rank_advice(check: Check) -> list[str]:
     if check.ranks == 1:
         return ["one rank exchanges nothing, so there is nothing to compress: launch two or more ranks"]
     if check.loopback:
-        option = "" if check.mesh is None else " --mesh RxS, with R machines of S ranks each"
+        mesh_placeholder = "" if check.mesh is None else " --mesh RxS, with R machines of S ranks each"
         return [
             "gravac works on this machine, but this check says nothing about your network: run gravac doctor the way "
             f"you train, such as torchrun --nnodes 2 --nproc-per-node {1 if check.mesh is None else 'S'} "
-            f"--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gravac doctor{option}"
+            f"--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gravac doctor{mesh_placeholder}"
         ]
     if check.link is None:
         return []

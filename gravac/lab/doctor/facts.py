@@ -20,7 +20,7 @@ PACKAGES = ("gravac", "torch", "numpy", "pydantic", "tensorboard")
 OPTIONAL_PACKAGES = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers", "wandb")
 """Packages that extras and integrations need."""
 
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT", "OMP_NUM_THREADS")
+ENVIRONMENT_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT", "OMP_NUM_THREADS")
 """Environment variables that change how ranks connect, or how fast ranks are."""
 
 
@@ -36,7 +36,7 @@ class Facts(Settings):
         nccl: version of NCCL; ``None`` without NCCL or without a GPU.
         devices: name and compute capability of each GPU.
         cores: number of cores that the process may use.
-        variables: settings of the environment variables in ``VARIABLES`` that are set, by name.
+        variables: settings of the environment variables in ``ENVIRONMENT_VARIABLES`` that are set, by name.
         links: reason why this machine cannot emulate slow links; ``None`` if it can.
     """
 
@@ -58,18 +58,18 @@ def facts() -> Facts:
     return Facts(
         python=platform.python_version(),
         packages={name: metadata.version(name) for name in PACKAGES},
-        optional={name: _version_of(name) for name in OPTIONAL_PACKAGES},
+        optional={name: _installed_version(name) for name in OPTIONAL_PACKAGES},
         backends=tuple(name for name in ("gloo", "nccl", "mpi", "ucc") if getattr(dist, f"is_{name}_available")()),
         cuda=torch.version.cuda,
         nccl=_nccl_version() if has_gpu and dist.is_nccl_available() else None,
         devices=tuple(_device_name(index) for index in range(torch.cuda.device_count())) if has_gpu else (),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
-        links=links.available(),
+        variables={name: os.environ[name] for name in ENVIRONMENT_VARIABLES if name in os.environ},
+        links=links.emulation_obstacle(),
     )
 
 
-def _version_of(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -77,8 +77,8 @@ def _version_of(name: str) -> str | None:
 
 
 def _nccl_version() -> str:
-    numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return ".".join(str(number) for number in numbers)
+    version_numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(str(number) for number in version_numbers)
 
 
 def _device_name(index: int) -> str:

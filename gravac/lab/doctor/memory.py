@@ -50,25 +50,25 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = N
     rank_shapes = shapes if shapes is None or mesh is None else [mesh.shard_shape(shape) for shape in shapes]
     largest_bytes = 0 if rank_shapes is None else 4 * max(map(math.prod, rank_shapes))
     group_bytes = max(CHUNK_BYTES, largest_bytes)
-    rank_size = 1.0 if mesh is None else mesh.shard_share(shapes)
-    native = (Memory(mode="native", purpose="nothing", when="always"),) if mesh is None else ()
+    rank_share = 1.0 if mesh is None else mesh.shard_share(shapes)
+    native_memories = (Memory(mode="native", purpose="nothing", when="always"),) if mesh is None else ()
     return (
-        *native,
-        Memory(mode="hook", purpose="residuals", when="since the first compressed step", sizes=rank_size),
+        *native_memories,
+        Memory(mode="hook", purpose="residuals", when="since the first compressed step", sizes=rank_share),
         Memory(
             mode="hook",
             purpose="encode and decode, at most",
             when="while ranks exchange a step",
             extra_bytes=MAX_CODING_BYTES,
         ),
-        Memory(mode="outer", purpose="the anchor", when="all the time", sizes=rank_size),
-        Memory(mode="outer", purpose="residuals", when="since the first compressed round", sizes=rank_size),
-        Memory(mode="outer", purpose="the tensors to send", when="while ranks exchange a round", sizes=rank_size),
+        Memory(mode="outer", purpose="the anchor", when="all the time", sizes=rank_share),
+        Memory(mode="outer", purpose="residuals", when="since the first compressed round", sizes=rank_share),
+        Memory(mode="outer", purpose="the tensors to send", when="while ranks exchange a round", sizes=rank_share),
         Memory(
             mode="outer",
             purpose="the rank's own weights",
             when="while the model is evaluated or saved",
-            sizes=rank_size,
+            sizes=rank_share,
         ),
         Memory(
             mode="outer",
@@ -79,7 +79,7 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = N
     )
 
 
-def describe(memory: Memory, elements: int | None) -> str:
+def describe_memory(memory: Memory, elements: int | None) -> str:
     """Return a text about a mode's memory: purpose, size and time; size in bytes or in multiples of the model's size.
 
     Args:
@@ -88,7 +88,7 @@ def describe(memory: Memory, elements: int | None) -> str:
 
     Example:
         >>> anchor = Memory(mode="outer", purpose="the anchor", when="all the time", sizes=1)
-        >>> describe(anchor, None), describe(anchor, 25_000_000)
+        >>> describe_memory(anchor, None), describe_memory(anchor, 25_000_000)
         ('the anchor: 1 x the model, all the time', 'the anchor: 100 MB, all the time')
     """
     if not memory.sizes and not memory.extra_bytes:

@@ -119,10 +119,10 @@ def check_here(mesh: Mesh | None = None) -> Check:
         RuntimeError: a rank failed, or the ranks took too long.
     """
     small_mesh = None if mesh is None else Mesh(2, min(2, mesh.shards))
-    ranks, arguments = (2, []) if small_mesh is None else (small_mesh.ranks, [str(small_mesh)])
+    rank_count, mesh_arguments = (2, []) if small_mesh is None else (small_mesh.ranks, [str(small_mesh)])
     patience_s = PATIENCE_SECONDS if small_mesh is None else PATIENCE_SECONDS_ON_MESH
     with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as folder:
-        local_ranks.spawn("gravac.lab.doctor", Path(folder), ranks, *arguments, timeout_s=patience_s)
+        local_ranks.spawn("gravac.lab.doctor", Path(folder), rank_count, *mesh_arguments, timeout_s=patience_s)
         return Check.model_validate_json(Path(folder, "check.json").read_text())
 
 
@@ -136,21 +136,21 @@ def check(loopback: bool = False, mesh: Mesh | None = None) -> Check:
         mesh: mesh of all ranks, on which a model in shards is trained; ``None``: DDP, without shards.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    world = dist.get_world_size()
+    world_size = dist.get_world_size()
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]).to(device)
     own_findings = _train_in_ddp(model, device) if mesh is None else _train_in_shards(model, device, mesh)
-    hosts_and_verdicts: list[Any] = [None] * world
-    dist.all_gather_object(hosts_and_verdicts, (socket.gethostname(), own_findings.same))
-    hostnames = [hostname for hostname, _ in hosts_and_verdicts]
+    hostnames_and_sameness: list[Any] = [None] * world_size
+    dist.all_gather_object(hostnames_and_sameness, (socket.gethostname(), own_findings.same))
+    hostnames = [hostname for hostname, _ in hostnames_and_sameness]
     return Check(
-        ranks=world,
+        ranks=world_size,
         hosts=len(set(hostnames)),
         backend=backend_of(None, device),
         device=device.type,
         link=own_findings.link,
         wire_ratio=own_findings.wire_ratio,
-        same=all(same for _, same in hosts_and_verdicts),
+        same=all(same for _, same in hostnames_and_sameness),
         loopback=loopback,
         lacks=own_findings.lacks,
         mesh=None if mesh is None else str(mesh),
@@ -176,18 +176,18 @@ def _train_in_shards(model: torch.nn.Sequential, device: torch.device, mesh: Mes
     from torch.distributed.fsdp import fully_shard
 
     device_mesh = init_device_mesh(device.type, (mesh.replicas, mesh.shards), mesh_dim_names=("replicate", "shard"))
-    all_ranks = dist.group.WORLD
-    assert all_ranks is not None
-    replicas, replica = device_mesh.get_group("replicate"), device_mesh.get_group("shard")
+    all_ranks_group = dist.group.WORLD
+    assert all_ranks_group is not None
+    between_replicas_group, within_replica_group = device_mesh.get_group("replicate"), device_mesh.get_group("shard")
     link, shard_link = (
-        probe_link(GroupTransport(group, device=device), device, GroupTransport(all_ranks, device=device))
-        for group in (replicas, replica)
+        probe_link(GroupTransport(group, device=device), device, GroupTransport(all_ranks_group, device=device))
+        for group in (between_replicas_group, within_replica_group)
     )
     for module in (*model, model):
         fully_shard(module, mesh=device_mesh)
     wire_ratio = _train(model, device)
-    sharded: list[Any] = list(model.parameters())
-    same = _has_same_weights([parameter.to_local() for parameter in sharded], replicas)
+    sharded_parameters: list[Any] = list(model.parameters())
+    same = _has_same_weights([parameter.to_local() for parameter in sharded_parameters], between_replicas_group)
     return _RankFindings(wire_ratio, same, link, shard_link=shard_link)
 
 

@@ -38,12 +38,12 @@ def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[
         shapes: parameter shapes of the model; ``None``: unknown, all shards count as equally large.
     """
     shard_share = mesh.shard_share(shapes)
-    between_replicas = AllReduce.wire_bytes(10**9, mesh.replicas) / 1e9 * shard_share
+    sizes_between_replicas = AllReduce.wire_bytes(10**9, mesh.replicas) / 1e9 * shard_share
     return (
         LinkTraffic(
             link="between replicas",
             carries="the gradient of its shard, which gravac compresses",
-            sizes=between_replicas,
+            sizes=sizes_between_replicas,
         ),
         LinkTraffic(
             link="within a replica",
@@ -64,11 +64,13 @@ def describe_traffic(
         model: name of the model; ``None``: no particular model.
         shapes: parameter shapes of the model; ``None``: bytes are given in multiples of the model's size.
     """
-    unit = "in multiples of the model's size" if shapes is None else f"of {model}"
-    lines = [f"What a rank of the mesh {mesh} sends in a step without compression, {unit}, float32:"]
-    for entry in traffic:
-        amount = (
-            f"{entry.sizes:.3g} x the model" if shapes is None else format_bytes(4 * entry.sizes * elements_of(shapes))
+    unit_text = "in multiples of the model's size" if shapes is None else f"of {model}"
+    lines = [f"What a rank of the mesh {mesh} sends in a step without compression, {unit_text}, float32:"]
+    for link_traffic in traffic:
+        amount_text = (
+            f"{link_traffic.sizes:.3g} x the model"
+            if shapes is None
+            else format_bytes(4 * link_traffic.sizes * elements_of(shapes))
         )
-        lines.append(f"  {entry.link}  {amount}: {entry.carries}")
+        lines.append(f"  {link_traffic.link}  {amount_text}: {link_traffic.carries}")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gravac.lab.links.rates import HIGHEST_RATE, LOWEST_RATE, UNITS, format_rate, parse_rate
+from gravac.lab.links.rates import BPS_BY_UNIT, HIGHEST_RATE_BPS, LOWEST_RATE_BPS, format_rate, parse_rate
 
 UNTHROTTLED = "unthrottled"
 """Text of a link, or of one direction of a link, whose rate is not limited."""
@@ -26,7 +26,9 @@ UNTHROTTLED = "unthrottled"
 PACED = "paced, no emulated link"
 """Text that marks results of runs without an emulated link, in which exchanges slept to imitate a slow link."""
 
-EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit,rank1:20mbit, 100mbit+20ms+0.1% or unthrottled"
+LINK_EXAMPLES = (
+    "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit,rank1:20mbit, 100mbit+20ms+0.1% or unthrottled"
+)
 """Examples of links as text, for error messages."""
 
 SHORTEST_PHASE_SECONDS = 0.5
@@ -91,25 +93,25 @@ class Link:
                 "such as 1gbit,30s:50mbit"
             )
         ranks = [rank for rank, _ in self.of_ranks]
-        if any(following <= previous for previous, following in pairwise([-1, *ranks])):
+        if any(following_rank <= previous_rank for previous_rank, following_rank in pairwise([-1, *ranks])):
             raise ValueError(
                 f"link: {str(self)!r} names a rank twice, or ranks in descending order; name each rank once, in "
                 "ascending order, such as 100mbit,rank0:20mbit,rank1:50mbit"
             )
-        times = [phase.at_seconds for phase in self.phases]
-        for previous, time in pairwise(times):
-            if not previous + SHORTEST_PHASE_SECONDS <= time <= MAX_SCHEDULE_SECONDS:
+        phase_times = [phase.at_seconds for phase in self.phases]
+        for previous_time, phase_time in pairwise(phase_times):
+            if not previous_time + SHORTEST_PHASE_SECONDS <= phase_time <= MAX_SCHEDULE_SECONDS:
                 raise ValueError(
-                    f"link: {str(self)!r} has a phase at {_number_text(time)} s after a phase at "
-                    f"{_number_text(previous)} s; use "
+                    f"link: {str(self)!r} has a phase at {_number_text(phase_time)} s after a phase at "
+                    f"{_number_text(previous_time)} s; use "
                     f"ascending times at least {SHORTEST_PHASE_SECONDS:g} s apart and up to "
                     f"{MAX_SCHEDULE_SECONDS:g} s, such as 1gbit,30s:50mbit"
                 )
         for rate in self._limited_rates():
-            if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            if not LOWEST_RATE_BPS <= rate <= HIGHEST_RATE_BPS:
                 raise ValueError(
-                    f"link: {str(self)!r} has a rate of {rate:g} bit/s, outside {format_rate(LOWEST_RATE)} to "
-                    f"{format_rate(HIGHEST_RATE)}; use a rate in that range, {EXAMPLES}"
+                    f"link: {str(self)!r} has a rate of {rate:g} bit/s, outside {format_rate(LOWEST_RATE_BPS)} to "
+                    f"{format_rate(HIGHEST_RATE_BPS)}; use a rate in that range, {LINK_EXAMPLES}"
                 )
         for impairment, maximum, description in (
             (self.delay_ms, MAX_DELAY_MS, "a delay in milliseconds"),
@@ -174,12 +176,12 @@ def parse_link(text: str) -> Link:
     Raises:
         ValueError: the text describes no link; the message has the text, the error and an example.
     """
-    rates, *impairment_texts = text.strip().lower().split("+")
+    rates_text, *impairment_texts = text.strip().lower().split("+")
     impairments: dict[str, float] = {}
     for impairment_text in impairment_texts:
         unit = "ms" if impairment_text.strip().endswith("ms") else "%"
-        number = impairment_text.strip().removesuffix(unit).strip()
-        is_valid = impairment_text.strip().endswith(unit) and _NUMBER.fullmatch(number)
+        amount_text = impairment_text.strip().removesuffix(unit).strip()
+        is_valid = impairment_text.strip().endswith(unit) and _NUMBER.fullmatch(amount_text)
         if not is_valid or unit in impairments:
             delay_or_loss = "delay" if unit == "ms" else "loss"
             fault = f"is a second {delay_or_loss}" if is_valid else "is not a delay or a loss"
@@ -187,37 +189,39 @@ def parse_link(text: str) -> Link:
                 f"link: in {text!r}, {'+' + impairment_text!r} {fault}; use milliseconds and percent, each once, such "
                 "as 100mbit+20ms+0.1%"
             )
-        impairments[unit] = float(number)
-    phase_entries = [entry for entry in rates.split(",") if not _RANK_ENTRY.fullmatch(entry)]
-    phases = tuple(_parse_phase(entry, position == 0, text) for position, entry in enumerate(phase_entries))
-    rank_matches = [match for entry in rates.split(",") if (match := _RANK_ENTRY.fullmatch(entry))]
-    rank_rates = [(int(match[1]), _parse_rates(match[2], text)) for match in rank_matches]
+        impairments[unit] = float(amount_text)
+    phase_texts = [entry_text for entry_text in rates_text.split(",") if not _RANK_ENTRY.fullmatch(entry_text)]
+    phases = tuple(_parse_phase(entry_text, position == 0, text) for position, entry_text in enumerate(phase_texts))
+    rank_rate_matches = [match for entry_text in rates_text.split(",") if (match := _RANK_ENTRY.fullmatch(entry_text))]
+    rank_rates = [(int(match[1]), _parse_rates(match[2], text)) for match in rank_rate_matches]
     of_ranks = tuple(sorted(rank_rates, key=lambda rank_and_rates: rank_and_rates[0]))
     return Link(phases, impairments.get("ms", 0.0), impairments.get("%", 0.0), of_ranks)
 
 
-def _parse_phase(entry: str, is_first: bool, text: str) -> Phase:
-    """Return the phase that an entry such as ``30s:50mbit`` describes; errors quote the whole ``text`` of the link."""
-    time, colon, rates = entry.rpartition(":")
-    time = time.strip()
+def _parse_phase(phase_text: str, is_first: bool, link_text: str) -> Phase:
+    """Return the phase that an entry such as ``30s:50mbit`` describes; errors quote ``link_text``, the whole link."""
+    time_text, colon, rates_text = phase_text.rpartition(":")
+    time_text = time_text.strip()
     if is_first and colon:
-        raise ValueError(f"link: {text!r} must begin with the rates that hold from the start, such as 1gbit,30s:50mbit")
-    if not is_first and not (time.endswith("s") and _NUMBER.fullmatch(time[:-1].strip())):
         raise ValueError(
-            f"link: in {text!r}, {entry!r} does not say when its rates begin; write seconds and a colon before "
-            "the rates, such as 1gbit,30s:50mbit"
+            f"link: {link_text!r} must begin with the rates that hold from the start, such as 1gbit,30s:50mbit"
         )
-    return replace(_parse_rates(rates, text), at_seconds=float(time[:-1]) if time else 0.0)
+    if not is_first and not (time_text.endswith("s") and _NUMBER.fullmatch(time_text[:-1].strip())):
+        raise ValueError(
+            f"link: in {link_text!r}, {phase_text!r} does not say when its rates begin; write seconds and a colon "
+            "before the rates, such as 1gbit,30s:50mbit"
+        )
+    return replace(_parse_rates(rates_text, link_text), at_seconds=float(time_text[:-1]) if time_text else 0.0)
 
 
-def _parse_rates(rates: str, text: str) -> Phase:
-    """Return a phase at 0 s with rates such as ``50mbit/10mbit``; errors quote the whole ``text`` of the link."""
-    down, slash, up = rates.partition("/")
+def _parse_rates(rates_text: str, link_text: str) -> Phase:
+    """Return a phase at 0 s with rates such as ``50mbit/10mbit``; errors quote ``link_text``, the whole link."""
+    down_text, slash, up_text = rates_text.partition("/")
     try:
-        rate = _parse_rate(down)
-        return Phase(0.0, rate, _parse_rate(up) if slash else rate)
+        down_rate = _parse_rate(down_text)
+        return Phase(0.0, down_rate, _parse_rate(up_text) if slash else down_rate)
     except ValueError as error:
-        raise ValueError(f"link: {text!r}: {error}; give a link {EXAMPLES}") from None
+        raise ValueError(f"link: {link_text!r}: {error}; give a link {LINK_EXAMPLES}") from None
 
 
 def _parse_rate(text: str) -> float | None:
@@ -230,8 +234,8 @@ def _rate_text(rate: float | None) -> str:
     if rate is None:
         return UNTHROTTLED
     for unit in ("gbit", "mbit", "kbit"):
-        number = _number_text(rate / UNITS[unit])
-        if rate >= UNITS[unit] and float(number) * UNITS[unit] == rate:
+        number = _number_text(rate / BPS_BY_UNIT[unit])
+        if rate >= BPS_BY_UNIT[unit] and float(number) * BPS_BY_UNIT[unit] == rate:
             return f"{number}{unit}"
     return f"{_number_text(rate)}bit"
 

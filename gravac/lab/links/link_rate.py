@@ -76,16 +76,16 @@ def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
     samples: list[Sample] = []
     receiver_arguments = [_RECEIVER_PROGRAM, network.address(0), str(PORT), str(SAMPLE_SECONDS)]
     sender_arguments = [_SENDER_PROGRAM, network.address(0), str(PORT), str(seconds)]
-    with _python(network, 0, receiver_arguments) as receiver:
+    with _run_python(network, 0, receiver_arguments) as receiver:
         if not _output_of(receiver).readline():
-            raise _failure("receiver", receiver)
-        with _python(network, 1, sender_arguments) as sender:
+            raise _early_end_error("receiver", receiver)
+        with _run_python(network, 1, sender_arguments) as sender:
             yield samples
-            for name, process in (("sender", sender), ("receiver", receiver)):
+            for role, process in (("sender", sender), ("receiver", receiver)):
                 output, _ = process.communicate(timeout=seconds + 60)
                 if process.returncode != 0:
-                    raise LinkError(f"the {name} of a test stream failed: {output.strip()}")
-            samples += [Sample(time, received) for time, received in json.loads(output)]
+                    raise LinkError(f"the {role} of a test stream failed: {output.strip()}")
+            samples += [Sample(time_s, received_bytes) for time_s, received_bytes in json.loads(output)]
 
 
 def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
@@ -113,7 +113,7 @@ def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
 
 
 @contextmanager
-def _python(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+def _run_python(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     """Run a Python program in a worker's namespace while the block runs; the block's end kills the program."""
     command = [*network.prefix(worker), sys.executable, "-c", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -124,11 +124,11 @@ def _python(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iter
 
 
 def _output_of(process: subprocess.Popen[str]) -> IO[str]:
-    """Return the standard output of a process that ``_python`` started."""
+    """Return the standard output of a process that ``_run_python`` started."""
     assert process.stdout is not None
     return process.stdout
 
 
-def _failure(name: str, process: subprocess.Popen[str]) -> LinkError:
+def _early_end_error(role: str, process: subprocess.Popen[str]) -> LinkError:
     """Return an error about a sender or receiver that ended too early, with its exit status."""
-    return LinkError(f"the {name} of a test stream ended with exit status {process.wait(timeout=30)}")
+    return LinkError(f"the {role} of a test stream ended with exit status {process.wait(timeout=30)}")

@@ -35,7 +35,7 @@ from gravac.lab.links.rates import parse_rate
 INTERFACE = "eth0"
 """Name of the emulated link's interface in each worker's namespace: the value of ``GLOO_SOCKET_IFNAME``."""
 
-CONTROL = "eth1"
+CONTROL_INTERFACE = "eth1"
 """Name of a worker's second interface, whose rate is not limited, for traffic that must not be measured."""
 
 MAX_WORKERS = 8
@@ -51,7 +51,7 @@ class LinkError(RuntimeError):
     """A namespace or link could not be created; the message has the command and the command's output."""
 
 
-class Counters(NamedTuple):
+class InterfaceCounters(NamedTuple):
     """Bytes and packets that an interface has sent and received, headers included."""
 
     sent: int
@@ -87,11 +87,13 @@ class EmulatedNetwork:
             raise ValueError(f"link: {str(self.link)!r} names rank{unknown_ranks[0]}; ranks are 0 to {workers - 1}")
         self._name_stem = f"{owner_mark()}-{next(_network_numbers)}"
         self._has_impairments = bool(self.link.delay_ms or self.link.loss_percent)
-        self._segment_bytes = LARGEST_SEGMENT
+        self._max_segment_bytes = LARGEST_SEGMENT
         if self.link.lowest_rate_bps is not None:
             # A segment with headers must fit the smallest token bucket. Then tbf need not cut segments, and no
             # segment gets stuck when rates fall.
-            self._segment_bytes = min(self._segment_bytes, int(_bucket_bytes(self.link.lowest_rate_bps) / 1.05))
+            self._max_segment_bytes = min(
+                self._max_segment_bytes, int(_token_bucket_bytes(self.link.lowest_rate_bps) / 1.05)
+            )
 
     @property
     def hub(self) -> str:
@@ -123,22 +125,24 @@ class EmulatedNetwork:
         counters = self.interface_counters(worker)
         return counters.sent, counters.received
 
-    def interface_counters(self, worker: int, interface: str = INTERFACE) -> Counters:
+    def interface_counters(self, worker: int, interface: str = INTERFACE) -> InterfaceCounters:
         """Return the bytes and packets that a worker's interface has sent and received so far.
 
         A large segment that the link does not cut into packets counts as one packet with one header.
         """
         (interface_state,) = json.loads(
-            _command("ip", "-n", self.namespace(worker), "-s", "-j", "link", "show", interface)
+            _run_command("ip", "-n", self.namespace(worker), "-s", "-j", "link", "show", interface)
         )
-        sent, received = interface_state["stats64"]["tx"], interface_state["stats64"]["rx"]
-        return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
+        sent_counters, received_counters = interface_state["stats64"]["tx"], interface_state["stats64"]["rx"]
+        return InterfaceCounters(
+            sent_counters["bytes"], received_counters["bytes"], sent_counters["packets"], received_counters["packets"]
+        )
 
     def __enter__(self) -> EmulatedNetwork:
         remove_leftovers()
-        if self._has_impairments and (reason := netem_missing()) is not None:
+        if self._has_impairments and (missing_reason := netem_obstacle()) is not None:
             raise LinkError(
-                f"link {str(self.link)!r}: {reason}; leave out +ms and +%, or use a kernel that has netem "
+                f"link {str(self.link)!r}: {missing_reason}; leave out +ms and +%, or use a kernel that has netem "
                 "(modprobe sch_netem loads the module)"
             )
         try:
@@ -166,55 +170,58 @@ class EmulatedNetwork:
 
     def _create(self) -> None:
         """Create the namespaces, bridges and interfaces, and apply the link's first phase."""
-        _command("ip", "netns", "add", self.hub)
+        _run_command("ip", "netns", "add", self.hub)
         for bridge in ("br0", "br1"):
             _ip(self.hub, f"link add {bridge} type bridge")
             _ip(self.hub, f"link set {bridge} addrgenmode none up")
         for worker in range(self.workers):
-            namespace, port = self.namespace(worker), f"p{worker}"
-            _command("ip", "netns", "add", namespace)
+            namespace, hub_interface = self.namespace(worker), f"p{worker}"
+            _run_command("ip", "netns", "add", namespace)
             _ip(namespace, "link set lo up")
-            self._connect(worker, INTERFACE, port, "br0", self.address(worker))
-            self._connect(worker, CONTROL, f"c{worker}", "br1", f"10.78.0.{worker + 1}")
-            if self._segment_bytes < LARGEST_SEGMENT:
+            self._connect(worker, INTERFACE, hub_interface, "br0", self.address(worker))
+            self._connect(worker, CONTROL_INTERFACE, f"c{worker}", "br1", f"10.78.0.{worker + 1}")
+            if self._max_segment_bytes < LARGEST_SEGMENT:
                 try:
-                    _ip(namespace, f"link set {INTERFACE} gso_max_size {self._segment_bytes}")
+                    _ip(namespace, f"link set {INTERFACE} gso_max_size {self._max_segment_bytes}")
                 except LinkError:  # an old kernel: tbf cuts segments, and a lower rate starts with an empty queue
-                    self._segment_bytes = LARGEST_SEGMENT
+                    self._max_segment_bytes = LARGEST_SEGMENT
             if self._has_impairments:
-                for location, device in ((namespace, INTERFACE), (self.hub, port)):
+                for device_namespace, device in ((namespace, INTERFACE), (self.hub, hub_interface)):
                     qdisc = ("qdisc", "add", "dev", device, "root", "handle", "1:", *self._netem_arguments())
-                    _command("tc", "-n", location, *qdisc)
+                    _run_command("tc", "-n", device_namespace, *qdisc)
         self.apply(self.link.phases[0])
 
-    def _connect(self, worker: int, interface: str, port: str, bridge: str, address: str) -> None:
+    def _connect(self, worker: int, interface: str, hub_interface: str, bridge: str, address: str) -> None:
         """Connect a worker to a bridge of the hub by a pair of interfaces.
 
         Args:
             worker: number of the worker.
             interface: name of the interface in the worker's namespace.
-            port: name of the pair's interface in the hub.
+            hub_interface: name of the pair's interface in the hub.
             bridge: name of the bridge.
             address: IPv4 address of the worker's interface.
         """
         namespace = self.namespace(worker)
-        _ip(namespace, f"link add {interface} type veth peer name {port} netns {self.hub}")
+        _ip(namespace, f"link add {interface} type veth peer name {hub_interface} netns {self.hub}")
         _ip(namespace, f"address add {address}/24 dev {interface}")
         # Without IPv6 addresses gloo finds a single address, and the byte counters count no neighbour discovery.
         _ip(namespace, f"link set {interface} addrgenmode none up")
-        _ip(self.hub, f"link set {port} addrgenmode none master {bridge} up")
+        _ip(self.hub, f"link set {hub_interface} addrgenmode none master {bridge} up")
 
-    def _set_rates(self, rates: Mapping[int, Phase]) -> None:
+    def _set_rates(self, phase_by_worker: Mapping[int, Phase]) -> None:
         """Set the rates of workers' links, by one ``tc`` process per namespace, concurrently.
 
         Args:
-            rates: rates of each link to change, by number of the worker.
+            phase_by_worker: rates of each link to change, by number of the worker.
         """
         commands_by_namespace = {
-            self.namespace(worker): self._rate_commands(INTERFACE, phase.up) for worker, phase in rates.items()
+            self.namespace(worker): self._tc_rate_commands(INTERFACE, phase.up)
+            for worker, phase in phase_by_worker.items()
         }
         commands_by_namespace[self.hub] = [
-            line for worker, phase in rates.items() for line in self._rate_commands(f"p{worker}", phase.down)
+            line
+            for worker, phase in phase_by_worker.items()
+            for line in self._tc_rate_commands(f"p{worker}", phase.down)
         ]
         tc_processes = {
             namespace: subprocess.Popen(
@@ -233,17 +240,17 @@ class EmulatedNetwork:
             if process.returncode != 0:
                 raise LinkError(f"tc -n {namespace}: {'; '.join(commands_by_namespace[namespace])}: {output.strip()}")
 
-    def _rate_commands(self, device: str, rate: float | None) -> list[str]:
+    def _tc_rate_commands(self, device: str, rate: float | None) -> list[str]:
         """Return ``tc`` commands that limit a device to ``rate`` bits per second; ``None`` removes the limit."""
         # netem delays a packet first. Then the token bucket queues the packet, which waits for the rate, too.
         qdisc_position = f"dev {device} parent 1:1 handle 10:" if self._has_impairments else f"dev {device} root"
         if rate is None:
             return [f"qdisc replace {qdisc_position} " + ("pfifo limit 10000" if self._has_impairments else "noqueue")]
         tc_commands = [f"qdisc replace {qdisc_position} {_token_bucket_arguments(rate)}"]
-        if _bucket_bytes(rate) < self._segment_bytes:
+        if _token_bucket_bytes(rate) < self._max_segment_bytes:
             # A queued segment larger than the new token bucket would block the link for ever: first empty the queue.
-            empty_queue = "pfifo limit 10000" if self._has_impairments else "noqueue"
-            tc_commands.insert(0, f"qdisc replace {qdisc_position} {empty_queue}")
+            unlimited_qdisc = "pfifo limit 10000" if self._has_impairments else "noqueue"
+            tc_commands.insert(0, f"qdisc replace {qdisc_position} {unlimited_qdisc}")
         return tc_commands
 
     def _netem_arguments(self) -> list[str]:
@@ -257,12 +264,12 @@ class EmulatedNetwork:
 
     def _remove_namespaces(self) -> None:
         """Remove the namespaces of this network, and kill the processes in these namespaces."""
-        for name in _namespaces():
-            if name.startswith(f"{self._name_stem}-"):
-                _remove_namespace(name)
+        for namespace in _gravac_namespaces():
+            if namespace.startswith(f"{self._name_stem}-"):
+                _remove_namespace(namespace)
 
 
-def available() -> str | None:
+def emulation_obstacle() -> str | None:
     """Return the reason why this machine cannot emulate links; ``None`` if it can. Creates a small network to check."""
     if not sys.platform.startswith("linux"):
         return f"network namespaces exist on Linux only, this is {sys.platform}"
@@ -273,35 +280,35 @@ def available() -> str | None:
         return "making network namespaces needs root"
     try:
         with EmulatedNetwork(2, 1e9) as network:
-            _command(*network.prefix(0), "true")
+            _run_command(*network.prefix(0), "true")
     except LinkError as error:
         return str(error)
     return None
 
 
-def netem_missing() -> str | None:
+def netem_obstacle() -> str | None:
     """Return the reason why the kernel's netem, which delays and drops packets, does not work; ``None`` if it works."""
     namespace = f"{owner_mark()}-{next(_network_numbers)}-netem"
     try:
-        _command("ip", "netns", "add", namespace)
-        _command("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+        _run_command("ip", "netns", "add", namespace)
+        _run_command("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
     except LinkError as error:
         if "unknown" in str(error).lower() or "No such file" in str(error):
             return "the kernel has no netem (sch_netem): latency and loss are unavailable"
         return f"netem does not work here: {error}"
     finally:
-        _output("ip", "netns", "delete", namespace)
+        _run_unchecked("ip", "netns", "delete", namespace)
     return None
 
 
 def remove_leftovers() -> list[str]:
     """Remove the namespaces of processes that are no longer alive, and return the names of these namespaces."""
-    leftovers = []
-    for name in _namespaces():
-        if is_orphaned(name):
-            _remove_namespace(name)
-            leftovers.append(name)
-    return leftovers
+    removed_namespaces = []
+    for namespace in _gravac_namespaces():
+        if is_orphaned(namespace):
+            _remove_namespace(namespace)
+            removed_namespaces.append(namespace)
+    return removed_namespaces
 
 
 def _as_link(link: Link | str | float) -> Link:
@@ -313,7 +320,7 @@ def _as_link(link: Link | str | float) -> Link:
     return Link((Phase(0.0, rate, rate),))
 
 
-def _bucket_bytes(rate: float) -> int:
+def _token_bucket_bytes(rate: float) -> int:
     """Return the size, in bytes, of the token bucket that limits a link to ``rate`` bits per second."""
     # The bucket holds the bytes of 1 ms at the rate, but at least two full packets. The bucket is small, so that tokens
     # saved during a pause do not let a small message pass without delay. (tbf cuts larger segments itself.)
@@ -323,11 +330,11 @@ def _bucket_bytes(rate: float) -> int:
 def _token_bucket_arguments(rate: float) -> str:
     """Return the arguments by which ``tc`` limits a device to a rate in bits per second."""
     # The queue of the bucket holds the bytes of 50 ms at the rate, but at least a few of TCP's segments.
-    limit_bytes = _bucket_bytes(rate) + max(256_000, int(rate / 8 * 0.05))
-    return f"tbf rate {int(rate)}bit burst {_bucket_bytes(rate)} limit {limit_bytes}"
+    limit_bytes = _token_bucket_bytes(rate) + max(256_000, int(rate / 8 * 0.05))
+    return f"tbf rate {int(rate)}bit burst {_token_bucket_bytes(rate)} limit {limit_bytes}"
 
 
-def _namespaces() -> list[str]:
+def _gravac_namespaces() -> list[str]:
     """Return the names of all namespaces on this machine that gravac created."""
     with suppress(OSError):
         return sorted(name for name in os.listdir("/run/netns") if name.startswith("gravac-"))
@@ -338,17 +345,17 @@ def _remove_namespace(namespace: str) -> None:
     """Kill the processes in a namespace, and remove the namespace."""
     # Two runs may remove the same namespace concurrently, so each command may fail because the other run was first.
     for _ in range(50):
-        pids = _output("ip", "netns", "pids", namespace).split()
+        pids = _run_unchecked("ip", "netns", "pids", namespace).split()
         if not pids:
             break
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         time.sleep(0.02)
-    _output("ip", "netns", "delete", namespace)
+    _run_unchecked("ip", "netns", "delete", namespace)
 
 
-def _output(*command: str) -> str:
+def _run_unchecked(*command: str) -> str:
     """Run a command, which may fail, and return its standard output."""
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
 
@@ -363,10 +370,10 @@ def _ip(namespace: str, arguments: str) -> None:
     Raises:
         LinkError: the command fails.
     """
-    _command("ip", "-n", namespace, *arguments.split())
+    _run_command("ip", "-n", namespace, *arguments.split())
 
 
-def _command(*command: str) -> str:
+def _run_command(*command: str) -> str:
     """Run a command and return its standard output; raise a ``LinkError`` if the command fails."""
     completed_process = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if completed_process.returncode != 0:

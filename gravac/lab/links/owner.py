@@ -16,7 +16,7 @@ import os
 import re
 from pathlib import Path
 
-_NAME = re.compile(r"gravac-(?P<pid>\d+)-(?P<start>\d+)-(?P<scope>[0-9a-f]{8})-.+")
+_OWNED_NAME = re.compile(r"gravac-(?P<pid>\d+)-(?P<start>\d+)-(?P<scope>[0-9a-f]{8})-.+")
 
 
 def owner_mark() -> str:
@@ -26,7 +26,7 @@ def owner_mark() -> str:
 
 def is_orphaned(name: str) -> bool:
     """True if a name begins with the ``owner_mark`` of a process of this pid scope that is no longer alive."""
-    match = _NAME.fullmatch(name)
+    match = _OWNED_NAME.fullmatch(name)
     return match is not None and match["scope"] == pid_scope() and match["start"] != start_ticks(int(match["pid"]))
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 import re
 
-UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+BPS_BY_UNIT = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 """Bits per second of each unit of a rate."""
 
-LOWEST_RATE, HIGHEST_RATE = 64e3, 100e9
+LOWEST_RATE_BPS, HIGHEST_RATE_BPS = 64e3, 100e9
 """Lowest and highest rate of a link, bits per second. At the lowest rate, a packet of 1500 bytes takes 0.19 s."""
 
 _RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
@@ -27,17 +27,17 @@ def parse_rate(text: str | float) -> float:
         ValueError: the text is no rate, has an unknown unit, or is out of range; the message has text and remedy.
     """
     match = _RATE.fullmatch(str(text))
-    if match is None or match[2].lower() not in UNITS:
-        units = ", ".join(unit for unit in UNITS if unit)
+    if match is None or match[2].lower() not in BPS_BY_UNIT:
+        units = ", ".join(unit for unit in BPS_BY_UNIT if unit)
         raise ValueError(
             f"rate: {text!r} is not a rate; use a number and a unit ({units}), such as 100mbit, or plain bits per "
             "second"
         )
-    rate = float(match[1]) * UNITS[match[2].lower()]
-    if not (math.isfinite(rate) and LOWEST_RATE <= rate <= HIGHEST_RATE):
+    rate = float(match[1]) * BPS_BY_UNIT[match[2].lower()]
+    if not (math.isfinite(rate) and LOWEST_RATE_BPS <= rate <= HIGHEST_RATE_BPS):
         raise ValueError(
-            f"rate: {text!r} is {rate:g} bit/s, outside {format_rate(LOWEST_RATE)} to {format_rate(HIGHEST_RATE)}; use "
-            "a rate in that range, such as 100mbit"
+            f"rate: {text!r} is {rate:g} bit/s, outside {format_rate(LOWEST_RATE_BPS)} to "
+            f"{format_rate(HIGHEST_RATE_BPS)}; use a rate in that range, such as 100mbit"
         )
     return rate
 

@@ -46,7 +46,7 @@ class Schedule:
         """Start the schedule; called when training begins. Further calls have no effect."""
         if self._thread is None and not self._end_event.is_set():
             self._thread = threading.Thread(
-                target=self._follow, args=(time.monotonic(),), name="gravac-schedule", daemon=True
+                target=self._apply_phases, args=(time.monotonic(),), name="gravac-schedule", daemon=True
             )
             self._thread.start()
 
@@ -63,17 +63,17 @@ class Schedule:
         if self._error is not None and error is None:
             raise self._error
 
-    def _follow(self, start: float) -> None:
+    def _apply_phases(self, start_time: float) -> None:
         """Apply all phases except the first, each at its time; runs in the thread.
 
         Args:
-            start: time of ``time.monotonic()``, in seconds, from which the times of the phases count.
+            start_time: time of ``time.monotonic()``, in seconds, from which the times of the phases count.
         """
         try:
             for phase in self._network.link.phases[1:]:
-                if self._end_event.wait(max(0.0, start + phase.at_seconds - time.monotonic())):
+                if self._end_event.wait(max(0.0, start_time + phase.at_seconds - time.monotonic())):
                     return
                 self._network.apply(phase)
-                self.changes.append(PhaseChange(phase.at_seconds, time.monotonic() - start))
+                self.changes.append(PhaseChange(phase.at_seconds, time.monotonic() - start_time))
         except BaseException as error:  # __exit__ raises the error at the end of the block
             self._error = error

@@ -63,12 +63,12 @@ def megabytes_sent(run: TrainingRecord) -> list[float]:
     """
     if run.wire_bytes is None:
         return []
-    weights = np.ones(max(run.steps, 1))
+    step_weights = np.ones(max(run.steps, 1))
     for decision in sorted(run.turns, key=lambda decision: decision.step):
-        weights[decision.step :] = 1 / (decision.cf * decision.every) if decision.cf > 0 else 1.0
-    sent_mb = np.concatenate([[0.0], np.cumsum(weights)])
-    sent_mb *= run.wire_bytes / 1e6 / sent_mb[-1]
-    return [float(sent_mb[min(point.step, run.steps)]) if point.step else math.nan for point in run.curve]
+        step_weights[decision.step :] = 1 / (decision.cf * decision.every) if decision.cf > 0 else 1.0
+    sent_mb_by_step = np.concatenate([[0.0], np.cumsum(step_weights)])
+    sent_mb_by_step *= run.wire_bytes / 1e6 / sent_mb_by_step[-1]
+    return [float(sent_mb_by_step[min(point.step, run.steps)]) if point.step else math.nan for point in run.curve]
 
 
 def _plot_curves(
@@ -83,39 +83,39 @@ def _plot_curves(
         x_of_run: function that takes the record of a run and returns the x coordinate of each point of its curve;
             empty: the run is not plotted.
     """
-    metrics: list[float] = []
+    all_metrics: list[float] = []
     for row in section.rows:
-        look, layer = looks[row.method], 2.2 if row.adaptive else 2.1
-        tracks = [_track(run.curve, x_of_run(run)) for run in row.runs]
-        tracks = [track for track in tracks if len(track.steps)]
-        for track in tracks:
-            metrics += [float(metric) for metric in track.metric if math.isfinite(metric)]
-            if len(tracks) > 1:
+        look, z_order = looks[row.method], 2.2 if row.adaptive else 2.1
+        plotted_curves = [_plotted_curve(run.curve, x_of_run(run)) for run in row.runs]
+        plotted_curves = [plotted_curve for plotted_curve in plotted_curves if len(plotted_curve.steps)]
+        for plotted_curve in plotted_curves:
+            all_metrics += [float(metric) for metric in plotted_curve.metric if math.isfinite(metric)]
+            if len(plotted_curves) > 1:
                 axes.plot(
-                    track.x,
-                    track.metric,
+                    plotted_curve.x,
+                    plotted_curve.metric,
                     color=look.colour,
                     linestyle=look.dash,
                     linewidth=0.7,
                     alpha=0.35,
-                    zorder=layer,
+                    zorder=z_order,
                 )
-        if tracks:
+        if plotted_curves:
             axes.plot(
-                *_median(tracks),
+                *_median_curve(plotted_curves),
                 color=look.colour,
                 linestyle=look.dash,
                 linewidth=look.width,
                 label=legend_label(row),
-                zorder=layer,
+                zorder=z_order,
             )
     run = section.run
     axes.axhline(run.target, color=INK_COLOUR, linewidth=1, linestyle=(0, (1, 2)), label="target", zorder=2.3)
     axes.set_ylabel(escape_formula(run.metric))
-    _set_y_limits(axes, metrics, section)
+    _set_y_limits(axes, all_metrics, section)
 
 
-class Track(NamedTuple):
+class PlottedCurve(NamedTuple):
     """The curve of one run to plot, arrays of shape ``(points,)``.
 
     Attributes:
@@ -129,46 +129,50 @@ class Track(NamedTuple):
     metric: npt.NDArray[np.float64]
 
 
-def _track(curve: Sequence[CurvePoint], xs: Sequence[float]) -> Track:
-    """Return a run's curve with the x coordinates ``xs``, without points whose coordinate is not finite."""
-    points = [(point, x) for point, x in zip(curve, xs, strict=False) if math.isfinite(x)]
-    return Track(
-        np.array([point.step for point, _ in points], dtype=float),
-        np.array([x for _, x in points], dtype=float),
-        np.array([point.metric for point, _ in points], dtype=float),
+def _plotted_curve(curve: Sequence[CurvePoint], x_coordinates: Sequence[float]) -> PlottedCurve:
+    """Return a run's curve with the x coordinates ``x_coordinates``, without points whose coordinate is not finite."""
+    finite_points = [(point, x) for point, x in zip(curve, x_coordinates, strict=False) if math.isfinite(x)]
+    return PlottedCurve(
+        np.array([point.step for point, _ in finite_points], dtype=float),
+        np.array([x for _, x in finite_points], dtype=float),
+        np.array([point.metric for point, _ in finite_points], dtype=float),
     )
 
 
-def _median(tracks: Sequence[Track]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _median_curve(curves: Sequence[PlottedCurve]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the median x coordinate and the median metric over runs, at each step of the first run's curve.
 
     Steps after the end of the shortest run are left out.
     """
-    steps = tracks[0].steps
-    steps = steps[steps <= min(track.steps[-1] for track in tracks)]
+    steps = curves[0].steps
+    steps = steps[steps <= min(curve.steps[-1] for curve in curves)]
     return (
-        np.median([np.interp(steps, track.steps, track.x) for track in tracks], axis=0),
-        np.median([np.interp(steps, track.steps, track.metric) for track in tracks], axis=0),
+        np.median([np.interp(steps, curve.steps, curve.x) for curve in curves], axis=0),
+        np.median([np.interp(steps, curve.steps, curve.metric) for curve in curves], axis=0),
     )
 
 
-def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> None:
+def _set_y_limits(axes: Axes, all_metrics: Sequence[float], section: Section) -> None:
     """Limit the y axis to the range from the median initial metric to the best metric, with a margin.
 
     The target counts as a metric. The curve of a run that diverges is cut off at the edge of the figure.
 
     Args:
         axes: axes to set the limits of.
-        metrics: all metrics in the figure.
+        all_metrics: all metrics in the figure.
         section: section of the report, which has the runs.
     """
     run = section.run
-    initial_metrics = [row_run.curve[0].metric for row in section.rows for row_run in row.runs if row_run.curve]
+    initial_metrics = [seed_run.curve[0].metric for row in section.rows for seed_run in row.runs if seed_run.curve]
     initial_metrics = [metric for metric in initial_metrics if math.isfinite(metric)]
-    if not metrics or not initial_metrics:
+    if not all_metrics or not initial_metrics:
         return
-    best = (max if run.higher_is_better else min)([*metrics, run.target])
-    initial = float(np.median(initial_metrics))
-    margin = 0.05 * abs(best - initial) or 1.0
-    limits = (initial - margin, best + margin) if run.higher_is_better else (best - margin, initial + margin)
+    best_metric = (max if run.higher_is_better else min)([*all_metrics, run.target])
+    initial_metric = float(np.median(initial_metrics))
+    margin = 0.05 * abs(best_metric - initial_metric) or 1.0
+    limits = (
+        (initial_metric - margin, best_metric + margin)
+        if run.higher_is_better
+        else (best_metric - margin, initial_metric + margin)
+    )
     axes.set_ylim(limits)

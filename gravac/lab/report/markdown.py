@@ -27,12 +27,12 @@ def markdown_tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> s
         runs: records of the runs to report.
         commits_note: sentence on the runs' commits, without full stop, to put before the tables; empty: no sentence.
     """
-    by_task: dict[tuple[str, float, str], list[Section]] = {}
+    sections_by_task: dict[tuple[str, float, str], list[Section]] = {}
     for section in sections(runs):
         setup = section.setup
-        by_task.setdefault((setup.task, setup.scale, setup.ranks_text), []).append(section)
+        sections_by_task.setdefault((setup.task, setup.scale, setup.ranks_text), []).append(section)
     first_paragraphs = [f"{commits_note[0].upper()}{commits_note[1:]}."] if commits_note else []
-    return "\n\n".join(first_paragraphs + [_task_tables(task_sections) for task_sections in by_task.values()])
+    return "\n\n".join(first_paragraphs + [_task_tables(task_sections) for task_sections in sections_by_task.values()])
 
 
 def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str = "") -> None:
@@ -62,35 +62,35 @@ def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str 
 
 def _task_tables(task_sections: Sequence[Section]) -> str:
     """Return heading, table and verdicts of a task as text; ``task_sections`` has the task's sections, one per link."""
-    setup, first, limit = task_sections[0].setup, task_sections[0].run, task_sections[0].limit
+    setup, first_run, limit = task_sections[0].setup, task_sections[0].run, task_sections[0].limit
     runs = [run for section in task_sections for row in section.rows for run in row.runs]
     seeds = sorted({run.seed for run in runs})
     targets = sorted({run.target for run in runs})
-    target = f"{targets[0]:.3f}" if len(targets) == 1 else f"{targets[0]:.3f} to {targets[-1]:.3f}, by seed"
+    target_text = f"{targets[0]:.3f}" if len(targets) == 1 else f"{targets[0]:.3f} to {targets[-1]:.3f}, by seed"
     heading = f"### {setup.task}, scale {setup.scale:g}, {setup.ranks_text}"
-    summary = f"{first.metric}; target {target}; seeds {', '.join(map(str, seeds))}; " + (
+    summary_text = f"{first_run.metric}; target {target_text}; seeds {', '.join(map(str, seeds))}; " + (
         f"the limit is {limit:.1f} s." if limit else "the limit is not known."
     )
-    lines = [f"| method | {' | '.join(section.setup.link for section in task_sections)} |"]
-    lines.append("| --- |" + " --- |" * len(task_sections))
+    table_lines = [f"| method | {' | '.join(section.setup.link for section in task_sections)} |"]
+    table_lines.append("| --- |" + " --- |" * len(task_sections))
     for method in methods(task_sections):
-        cells = [_cell(row) if (row := section.row(method)) else "-" for section in task_sections]
-        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+        cells = [_cell_text(row) if (row := section.row(method)) else "-" for section in task_sections]
+        table_lines.append(f"| `{method}` | {' | '.join(cells)} |")
     verdicts = "\n".join(f"- {section.setup.link}: {section.verdict}" for section in task_sections)
-    return "\n\n".join((heading, summary, "\n".join(lines), verdicts))
+    return "\n\n".join((heading, summary_text, "\n".join(table_lines), verdicts))
 
 
-def _cell(row: ReportRow) -> str:
+def _cell_text(row: ReportRow) -> str:
     """Return a table's cell: time to target / limit (or seconds), range over seeds, speed-up; † if factored."""
     amount = row.relative or row.tta
-    text = f"{amount.median_sign}{amount.median:.2f}"
+    cell_text = f"{amount.median_sign}{amount.median:.2f}"
     if amount.runs > 1:
-        text += f" [{_range_end(amount, low=True)}, {_range_end(amount, low=False)}]"
+        cell_text += f" [{_range_end_text(amount, low=True)}, {_range_end_text(amount, low=False)}]"
     if row.speedup is not None and row.method != "fp16":
-        text += f", {row.speedup.median_sign}{row.speedup.median:.2f}x"
-    return text + ("†" if row.factored else "")
+        cell_text += f", {row.speedup.median_sign}{row.speedup.median:.2f}x"
+    return cell_text + ("†" if row.factored else "")
 
 
-def _range_end(amount: Amount, *, low: bool) -> str:
+def _range_end_text(amount: Amount, *, low: bool) -> str:
     """Return a text that states the low end of an amount's range over seeds if ``low``, otherwise the high end."""
     return f"{amount.low_sign}{amount.low:.2f}" if low else f"{amount.high_sign}{amount.high:.2f}"

@@ -19,7 +19,7 @@ BASELINE = "fp16"
 """Method that speed-ups are relative to: DDP with torch's own hook for 16-bit gradients, without gravac."""
 
 
-DENSE = ("fp32", "fp16", "bf16")
+DENSE_METHODS = ("fp32", "fp16", "bf16")
 """Texts of the methods that do not compress, except to 16 bit."""
 
 
@@ -79,14 +79,14 @@ Interval = tuple[float, float]
 """Lower and upper bound of a number; two equal bounds if the number is known."""
 
 
-def amount(intervals: Sequence[Interval]) -> Amount | None:
+def amount_over_seeds(intervals: Sequence[Interval]) -> Amount | None:
     """Return median and range of a number over seeds; ``None`` if nothing is known about the median.
 
     Args:
         intervals: lower and upper bound of each seed's number; ``(x, x)`` if the number is known to be x.
 
     Example:
-        >>> amount([(10.0, 10.0), (60.0, math.inf)])
+        >>> amount_over_seeds([(10.0, 10.0), (60.0, math.inf)])
         Amount(median=35.0, low=10.0, high=60.0, runs=2, median_sign='>', low_sign='', high_sign='>')
     """
     if not intervals:
@@ -96,15 +96,15 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
     if math.isinf(median_high) and median_low == 0:
         return None
     median_sign = "" if median_low == median_high else ">" if math.isinf(median_high) else "<"
-    lowest, highest = min(intervals), max(intervals, key=lambda interval: (interval[1], interval[0]))
+    lowest_interval, highest_interval = min(intervals), max(intervals, key=lambda interval: (interval[1], interval[0]))
     return Amount(
         median=median_high if median_sign == "<" else median_low,
-        low=lowest[0] or min(upper_bounds),
-        high=highest[0] if math.isinf(highest[1]) else highest[1],
+        low=lowest_interval[0] or min(upper_bounds),
+        high=highest_interval[0] if math.isinf(highest_interval[1]) else highest_interval[1],
         runs=len(intervals),
         median_sign=median_sign,
-        low_sign="" if lowest[0] == lowest[1] else ">" if lowest[0] else "<",
-        high_sign="" if highest[0] == highest[1] else ">" if math.isinf(highest[1]) else "<",
+        low_sign="" if lowest_interval[0] == lowest_interval[1] else ">" if lowest_interval[0] else "<",
+        high_sign="" if highest_interval[0] == highest_interval[1] else ">" if math.isinf(highest_interval[1]) else "<",
     )
 
 
@@ -172,14 +172,14 @@ def steps_to_target(run: TrainingRecord) -> Interval:
     return (run.steps_to_target, run.steps_to_target) if run.steps_to_target is not None else (run.steps, math.inf)
 
 
-def speedup_interval(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
-    """Return bounds of time to target of ``other`` / time to target of ``run``; ``None`` if nothing is known.
+def speedup_interval(run: TrainingRecord, other_run: TrainingRecord) -> Interval | None:
+    """Return bounds of time to target of ``other_run`` / time to target of ``run``; ``None`` if nothing is known.
 
     Args:
         run: record of a run.
-        other: record of a run of another method, with the same seed.
+        other_run: record of a run of another method, with the same seed.
     """
-    (low, high), (other_low, other_high) = time_to_target(run), time_to_target(other)
+    (low, high), (other_low, other_high) = time_to_target(run), time_to_target(other_run)
     if low <= 0 or (math.isinf(high) and math.isinf(other_high)):
         return None
     return other_low / high, other_high / low
@@ -207,9 +207,11 @@ def paired_speedup(runs: Sequence[TrainingRecord], other_runs: Sequence[Training
         runs: records of the method.
         other_runs: records of the other method.
     """
-    by_seed = {run.seed: run for run in other_runs}
-    ratios = [speedup_interval(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
-    return amount([ratio for ratio in ratios if ratio is not None])
+    other_run_by_seed = {run.seed: run for run in other_runs}
+    speedup_intervals = [
+        speedup_interval(run, other_run_by_seed[run.seed]) for run in runs if run.seed in other_run_by_seed
+    ]
+    return amount_over_seeds([interval for interval in speedup_intervals if interval is not None])
 
 
 def inside_spread(speedup: Amount) -> bool:

@@ -110,16 +110,16 @@ def write_report(runs: Sequence[TrainingRecord], out: Path, commits_note: str = 
         raise SettingsError(f"out: {out} is a file; give a folder, which may be a new one")
     out.mkdir(parents=True, exist_ok=True)
     all_sections = sections(runs)
-    adaptive = {row.method for section in all_sections for row in section.rows if row.adaptive}
-    looks = style.assign_looks(methods(all_sections), adaptive)
-    names = file_names(all_sections)
+    adaptive_methods = {row.method for section in all_sections for row in section.rows if row.adaptive}
+    looks = style.assign_looks(methods(all_sections), adaptive_methods)
+    section_names = file_names(all_sections)
     page_sections = [
-        PageSection(section, name, _label(section, all_sections), [*_figures(section, name, looks, out)])
-        for section, name in zip(all_sections, names, strict=True)
+        PageSection(section, name, _section_label(section, all_sections), [*_figures(section, name, looks, out)])
+        for section, name in zip(all_sections, section_names, strict=True)
     ]
-    page = out / "index.html"
-    page.write_text(_render(page_sections, len(runs), commits_note), encoding="utf-8")
-    return page
+    page_path = out / "index.html"
+    page_path.write_text(_render_page(page_sections, len(runs), commits_note), encoding="utf-8")
+    return page_path
 
 
 def file_names(all_sections: Iterable[Section]) -> list[str]:
@@ -134,8 +134,8 @@ def file_names(all_sections: Iterable[Section]) -> list[str]:
         full_name = f"{short_name}-scale_{_slug(f'{setup.scale:g}')}-workers_{setup.workers}"
         full_name += "" if setup.mesh is None else f"-mesh_{setup.mesh}"
         numbered_names = (f"{full_name}-{number}" for number in itertools.count(2))
-        candidates = itertools.chain((short_name, full_name), numbered_names)
-        names.append(next(name for name in candidates if name not in names))
+        possible_names = itertools.chain((short_name, full_name), numbered_names)
+        names.append(next(name for name in possible_names if name not in names))
     return names
 
 
@@ -144,25 +144,25 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.") or "x"
 
 
-def _label(section: Section, all_sections: Sequence[Section]) -> str:
+def _section_label(section: Section, all_sections: Sequence[Section]) -> str:
     """Return a section's task name, with scale and number of workers if these differ between sections of the page.
 
     A mesh is always named.
     """
-    setup, text = section.setup, section.setup.task
+    setup, label = section.setup, section.setup.task
     if len({other.setup.scale for other in all_sections}) > 1:
-        text += f", scale {setup.scale:g}"
+        label += f", scale {setup.scale:g}"
     if len({other.setup.ranks_text for other in all_sections}) > 1 or setup.mesh is not None:
-        text += f", {setup.ranks_text}"
-    return text
+        label += f", {setup.ranks_text}"
+    return label
 
 
-def _render(page_sections: Sequence[PageSection], count: int, commits_note: str) -> str:
+def _render_page(page_sections: Sequence[PageSection], run_count: int, commits_note: str) -> str:
     """Return the page's HTML.
 
     Args:
         page_sections: sections of the page.
-        count: number of runs on the page.
+        run_count: number of runs on the page.
         commits_note: sentence on the runs' commits, see ``write_report``.
     """
     environment = Environment(
@@ -179,7 +179,7 @@ def _render(page_sections: Sequence[PageSection], count: int, commits_note: str)
         page_sections=page_sections,
         links=links,
         matrix=[[by_setup.get(task._replace(link=link)) for link in links] for task in tasks],
-        count=count,
+        count=run_count,
         commits_note=commits_note,
         times=ratio_text,
         seconds=_seconds_text,
@@ -197,15 +197,15 @@ def _seconds_text(seconds: float) -> str:
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
-def _bytes_text(count: float) -> str:
+def _bytes_text(byte_count: float) -> str:
     """Return a number of bytes as text, with a unit."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
+    for unit, unit_bytes in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if byte_count >= unit_bytes:
+            return f"{byte_count / unit_bytes:.3g} {unit}"
+    return f"{byte_count:.0f} B"
 
 
-def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[PageFigure]:
+def _figures(section: Section, name: str, looks: Looks, page_folder: Path) -> Iterator[PageFigure]:
     """Draw a section's figures, write their PNG files, and yield the figures for the page.
 
     Figures for which the records have no numbers are left out.
@@ -214,22 +214,26 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
         section: results that the section shows.
         name: beginning of the files' names.
         looks: colour, line style and marker of each method.
-        out: folder of the page.
+        page_folder: folder of the page.
     """
 
     def write_figure(
-        kind: str, figure: Figure, caption: str, changes: list[CandidateChange] | None = None, collapsed: bool = False
+        figure_kind: str,
+        figure: Figure,
+        caption: str,
+        changes: list[CandidateChange] | None = None,
+        collapsed: bool = False,
     ) -> PageFigure:
-        picture, file = style.png_bytes(figure), f"{name}-{kind}.png"
-        (out / file).write_bytes(picture)
-        encoded_picture = base64.b64encode(picture).decode("ascii")
-        return PageFigure(file, encoded_picture, style.figure_title(section, caption), caption, changes, collapsed)
+        png, file_name = style.png_bytes(figure), f"{name}-{figure_kind}.png"
+        (page_folder / file_name).write_bytes(png)
+        encoded_picture = base64.b64encode(png).decode("ascii")
+        return PageFigure(file_name, encoded_picture, style.figure_title(section, caption), caption, changes, collapsed)
 
     seeds_note = (
         "Thin lines are runs of single seeds; other lines are medians over seeds, thickest for adaptive methods."
     )
     methods_without_bytes = [row.method for row in section.rows if not row.bytes_per_step]
-    not_drawn = (
+    not_drawn_text = (
         f" Not drawn, since their bytes are not known: {', '.join(methods_without_bytes)}."
         if methods_without_bytes
         else ""
@@ -251,14 +255,14 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
             "bytes",
             curves.metric_against_bytes(section, looks),
             "The bytes of each step are estimated: a run's total, divided in proportion to "
-            "1 / (CF x steps per exchange)." + not_drawn,
+            "1 / (CF x steps per exchange)." + not_drawn_text,
         ),
         (
             "frontier",
             plots.frontier(section, looks),
             "Down and left is better. The line joins the methods that no other method beats in both bytes and steps. A "
             "hollow mark is a method that did not reach the target, at the number of steps of its run. Such a "
-            "mark is left out if fp32 needs more steps than the run had." + not_drawn,
+            "mark is left out if fp32 needs more steps than the run had." + not_drawn_text,
         ),
         (
             "timeline",
@@ -266,27 +270,29 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
             "Compression and exchange run while backward computes; their times are known for gravac's methods only.",
         ),
     ]
-    for kind, figure, caption in figures:
+    for figure_kind, figure, caption in figures:
         if figure is not None:
-            yield write_figure(kind, figure, caption)
+            yield write_figure(figure_kind, figure, caption)
     for row in section.rows:
-        for number, run in enumerate(row.runs if row.adaptive else ()):
+        for run_index, run in enumerate(row.runs if row.adaptive else ()):
             figure = plots.decision_figure(section, run, looks)
             if figure is not None:
-                kind = f"decisions-{_slug(run.method)}-seed_{run.seed}"
+                figure_kind = f"decisions-{_slug(run.method)}-seed_{run.seed}"
                 caption = f"{run.method}, seed {run.seed}: dotted lines mark changes of candidate, numbered as below."
-                yield write_figure(kind, figure, caption, _changes(run), collapsed=number > 0)
+                yield write_figure(figure_kind, figure, caption, _candidate_changes(run), collapsed=run_index > 0)
 
 
-def _changes(run: TrainingRecord) -> list[CandidateChange]:
+def _candidate_changes(run: TrainingRecord) -> list[CandidateChange]:
     """Return the decisions of a run that changed the candidate, each with a text that describes the candidate."""
 
-    def method(decision: DecisionPoint) -> str:
+    def method_text_of(decision: DecisionPoint) -> str:
         return compression_name(run.method, decision.compressor, decision.cf, decision.mode or "hook")
 
     forecasts = [
         Forecast(
-            Candidate(decision.mode or "hook", decision.compressor, decision.cf), math.nan, method=method(decision)
+            Candidate(decision.mode or "hook", decision.compressor, decision.cf),
+            math.nan,
+            method=method_text_of(decision),
         )
         for decision in run.turns
     ]
@@ -294,6 +300,6 @@ def _changes(run: TrainingRecord) -> list[CandidateChange]:
     for change in plots.changed_decisions(run):
         candidate = Candidate(change.mode or "hook", change.compressor, change.cf, change.every, change.delay)
         reason = describe_reason(change.reason, forecasts)
-        method_text = method(change) + candidate.pace_suffix
+        method_text = method_text_of(change) + candidate.pace_suffix
         changes.append(CandidateChange(change.step, change.seconds, method_text, change.cf, change.gain, reason))
     return changes

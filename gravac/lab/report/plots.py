@@ -41,15 +41,15 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
     rows = section.rows
     unit_s = section.limit or 1.0
     figure, axes = single_axes(1.6 + 0.34 * len(rows))
-    lowest = min(row.tta.low for row in rows) / unit_s
-    left_end = (min(0.8, 0.8 * lowest) if section.limit else 0.6 * lowest) or 0.1
+    shortest_time = min(row.tta.low for row in rows) / unit_s
+    left_end = (min(0.8, 0.8 * shortest_time) if section.limit else 0.6 * shortest_time) or 0.1
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, unit_s, left_end, looks[row.method].colour)
     axes.set_yticks(range(len(rows)), [legend_label(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")
-    highest = max(2 * left_end, *(row.tta.high / unit_s for row in rows))
-    axes.set_xlim(left_end, highest * (highest / left_end) ** 0.16)
+    longest_time = max(2 * left_end, *(row.tta.high / unit_s for row in rows))
+    axes.set_xlim(left_end, longest_time * (longest_time / left_end) ** 0.16)
     label_log_axis(axes, "x")
     if section.limit:
         axes.axvline(1, color=INK_COLOUR, linewidth=1.4, label=f"the limit: {section.limit:.3g} s")
@@ -75,12 +75,12 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
     return figure
 
 
-def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end: float, colour: str) -> None:
+def _draw_bar(axes: Axes, y: int, row: ReportRow, unit_s: float, left_end: float, colour: str) -> None:
     """Draw a method's time to target as a bar, hatched if the median is only a bound, with a whisker over seeds.
 
     Args:
         axes: axes to draw into.
-        position: y coordinate of the bar.
+        y: y coordinate of the bar.
         row: numbers of the method.
         unit_s: seconds that are 1 on the x axis.
         left_end: x coordinate at which the bar begins.
@@ -89,7 +89,7 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end
     tta = row.tta.in_units_of(unit_s)
     is_bound = not tta.exact
     axes.barh(
-        position,
+        y,
         tta.median - left_end,
         left=left_end,
         height=0.68,
@@ -100,10 +100,10 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end
         linewidth=1.0,
     )
     if row.tta.runs > 1:
-        axes.plot([tta.low, tta.high], [position, position], color=INK_COLOUR, linewidth=1.3, marker="|", markersize=8)
+        axes.plot([tta.low, tta.high], [y, y], color=INK_COLOUR, linewidth=1.3, marker="|", markersize=8)
     axes.annotate(
         f"{tta.median_sign}{tta.median:.3g}",
-        (max(tta.median, tta.high), position),
+        (max(tta.median, tta.high), y),
         xytext=(7, 0),
         textcoords="offset points",
         va="center",
@@ -122,28 +122,49 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
     if not section.dense_steps or not rows:
         return None
     figure, axes = single_axes(4.6)
-    spots = [(row, float(row.bytes_per_step or 0) / 1e6, row.steps.median / section.dense_steps) for row in rows]
-    spots = [(row, megabytes, steps) for row, megabytes, steps in spots if row.steps.exact or steps >= 1]
-    for row, megabytes, steps in spots:
+    rows_with_coordinates = [
+        (row, float(row.bytes_per_step or 0) / 1e6, row.steps.median / section.dense_steps) for row in rows
+    ]
+    rows_with_coordinates = [
+        (row, megabytes, steps_ratio)
+        for row, megabytes, steps_ratio in rows_with_coordinates
+        if row.steps.exact or steps_ratio >= 1
+    ]
+    for row, megabytes, steps_ratio in rows_with_coordinates:
         look = looks[row.method]
-        face = look.colour if row.steps.exact else "white"
+        face_colour = look.colour if row.steps.exact else "white"
         axes.plot(
             megabytes,
-            steps,
+            steps_ratio,
             marker=look.mark,
             markersize=10 if row.adaptive else 8,
             color=look.colour,
-            markerfacecolor=face,
+            markerfacecolor=face_colour,
             linestyle="",
             label=legend_label(row) if row.steps.exact else f"{legend_label(row)}: not reached",
             zorder=3,
         )
         if not row.steps.exact:
             axes.annotate(
-                ">", (megabytes, steps), xytext=(0, 7), textcoords="offset points", ha="center", rotation=90, fontsize=9
+                ">",
+                (megabytes, steps_ratio),
+                xytext=(0, 7),
+                textcoords="offset points",
+                ha="center",
+                rotation=90,
+                fontsize=9,
             )
-    best = pareto([(megabytes, steps) for row, megabytes, steps in spots if row.steps.exact])
-    axes.plot([x for x, _ in best], [y for _, y in best], color=INK_COLOUR, linewidth=1, label="frontier", zorder=1)
+    frontier_points = pareto(
+        [(megabytes, steps_ratio) for row, megabytes, steps_ratio in rows_with_coordinates if row.steps.exact]
+    )
+    axes.plot(
+        [x for x, _ in frontier_points],
+        [y for _, y in frontier_points],
+        color=INK_COLOUR,
+        linewidth=1,
+        label="frontier",
+        zorder=1,
+    )
     axes.axhline(1, color=PALE_COLOUR, linewidth=1, linestyle="--", zorder=0)
     axes.set_xscale("log")
     label_log_axis(axes, "x")
@@ -183,34 +204,36 @@ def decision_figure(section: Section, run: TrainingRecord, looks: Looks) -> Figu
     if not run.turns:
         return None
     figure = empty_figure(4.8)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    cf_axes, gain_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     has_times = all(decision.seconds is not None for decision in run.turns)
 
     def x_of(decision: DecisionPoint) -> float:
         return float(decision.step) if not has_times or decision.seconds is None else decision.seconds
 
-    end = run.seconds if has_times else float(run.steps)
+    x_end = run.seconds if has_times else float(run.steps)
     colour = looks[run.method].colour
-    positions = [x_of(decision) for decision in run.turns]
+    x_of_decisions = [x_of(decision) for decision in run.turns]
     cfs = [decision.cf for decision in run.turns]
-    upper.step([*positions, max(end, positions[-1])], [*cfs, cfs[-1]], where="post", color=colour)
-    upper.lines[0].set_linewidth(2.2)
-    upper.set_yscale("log")
-    label_log_axis(upper, "y")
-    upper.set_ylabel("compression factor (CF)")
-    gains = [
+    cf_axes.step([*x_of_decisions, max(x_end, x_of_decisions[-1])], [*cfs, cfs[-1]], where="post", color=colour)
+    cf_axes.lines[0].set_linewidth(2.2)
+    cf_axes.set_yscale("log")
+    label_log_axis(cf_axes, "y")
+    cf_axes.set_ylabel("compression factor (CF)")
+    gain_points = [
         (x_of(decision), decision.gain)
         for decision in run.turns
         if decision.gain is not None and math.isfinite(decision.gain)
     ]
-    lower.plot([x for x, _ in gains], [y for _, y in gains], color=colour, marker="o", markersize=4, linewidth=1.2)
-    lower.set_ylabel("gain of the window")
-    lower.set_xlabel("training time, without evaluation [s]" if has_times else "steps")
-    for axes in (upper, lower):
+    gain_axes.plot(
+        [x for x, _ in gain_points], [y for _, y in gain_points], color=colour, marker="o", markersize=4, linewidth=1.2
+    )
+    gain_axes.set_ylabel("gain of the window")
+    gain_axes.set_xlabel("training time, without evaluation [s]" if has_times else "steps")
+    for axes in (cf_axes, gain_axes):
         tidy_axes(axes)
         for decision in changed_decisions(run):
             axes.axvline(x_of(decision), color=PALE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
-    _number_changes(upper, [x_of(decision) for decision in changed_decisions(run)], max(end, positions[-1]))
+    _number_changes(cf_axes, [x_of(decision) for decision in changed_decisions(run)], max(x_end, x_of_decisions[-1]))
     figure.suptitle(
         figure_title(section, f"Decisions of {run.method}, seed {run.seed}"),
         fontsize=11,
@@ -220,25 +243,25 @@ def decision_figure(section: Section, run: TrainingRecord, looks: Looks) -> Figu
     return figure
 
 
-def _number_changes(axes: Axes, positions: Sequence[float], end: float) -> None:
+def _number_changes(axes: Axes, x_of_changes: Sequence[float], x_end: float) -> None:
     """Write numbers from 1 above changes, in up to three rows; leave out a number that has no room in any row.
 
     Args:
         axes: axes to write above.
-        positions: x coordinate of each change.
-        end: highest x coordinate of the axes.
+        x_of_changes: x coordinate of each change.
+        x_end: highest x coordinate of the axes.
     """
-    latest_x = [-math.inf] * 3  # x of the latest number in each row
-    for number, x in enumerate(positions, start=1):
-        row = next((row for row in range(3) if x - latest_x[row] >= 0.028 * end), None)
-        if row is None:
+    latest_x_of_rows = [-math.inf] * 3  # x of the latest number in each row
+    for number, x in enumerate(x_of_changes, start=1):
+        text_row = next((text_row for text_row in range(3) if x - latest_x_of_rows[text_row] >= 0.028 * x_end), None)
+        if text_row is None:
             continue
-        latest_x[row] = x
+        latest_x_of_rows[text_row] = x
         axes.annotate(
             str(number),
             (x, 1),
             xycoords=("data", "axes fraction"),
-            xytext=(0, 3 + 11 * row),
+            xytext=(0, 3 + 11 * text_row),
             textcoords="offset points",
             ha="center",
             fontsize=8,
@@ -278,12 +301,14 @@ def timeline(section: Section) -> Figure | None:
     figure, axes = single_axes(1.7 + 0.42 * len(rows))
     positions, longest_ms = np.arange(len(rows)), 0.0
     for phases, offset, height in ((_SEQUENTIAL_PHASES, -0.12, 0.44), (_OVERLAPPING_PHASES, 0.25, 0.2)):
-        ends = np.zeros(len(rows))
+        bar_ends = np.zeros(len(rows))
         for colour, label, get_seconds in phases:
-            widths = np.array([_median_ms(row, get_seconds) for row in rows])
-            axes.barh(positions + offset, widths, left=ends, height=height, color=colour, linewidth=0, label=label)
-            ends += widths
-        longest_ms = max([longest_ms, *ends])
+            phase_ms = np.array([_median_ms(row, get_seconds) for row in rows])
+            axes.barh(
+                positions + offset, phase_ms, left=bar_ends, height=height, color=colour, linewidth=0, label=label
+            )
+            bar_ends += phase_ms
+        longest_ms = max([longest_ms, *bar_ends])
     axes.set_yticks(positions, [legend_label(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, longest_ms * 1.03 or 1)
@@ -306,6 +331,6 @@ def _median_ms(row: ReportRow, get_seconds: Callable[[Split], float | None]) -> 
         get_seconds: function that takes a run's ``split`` and returns the phase's seconds; ``None`` if not recorded.
     """
     phase_seconds = [
-        phase for run in row.runs if run.split is not None and (phase := get_seconds(run.split)) is not None
+        seconds for run in row.runs if run.split is not None and (seconds := get_seconds(run.split)) is not None
     ]
     return float(np.median(phase_seconds)) * 1e3 if phase_seconds else 0.0

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
 
 from gravac.lab.links.link import PACED
-from gravac.lab.report.numbers import DENSE, ReportRow
+from gravac.lab.report.numbers import DENSE_METHODS, ReportRow
 from gravac.lab.report.summary import Section
 
 DPI = 130
@@ -85,7 +85,7 @@ def assign_looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, L
     looks = {}
     for position, method in enumerate(methods):
         if method in _DENSE_COLOURS:
-            colour, dash = _DENSE_COLOURS[method], DASHES[DENSE.index(method)]
+            colour, dash = _DENSE_COLOURS[method], DASHES[DENSE_METHODS.index(method)]
         elif method in adaptive_methods:
             style_index = next(adaptive_numbers)
             colour, dash = _ADAPTIVE_COLOURS[style_index % 4], DASHES[style_index // 4 % len(DASHES)]
@@ -117,13 +117,17 @@ def png_bytes(figure: Figure) -> bytes:
     figure.savefig(full_png, format="png", pil_kwargs={"compress_level": 1})
     with Image.open(full_png) as image:
         pixels = np.asarray(image.convert("RGB"), dtype=np.int32)
-    codes, inverse, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
-    shades = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
-    frequent = np.argsort(-counts, kind="stable")[:256]
-    nearest_colours = np.abs(shades[:, None] - shades[None, frequent]).sum(axis=2).argmin(axis=1).astype(np.uint8)
-    picture = Image.fromarray(nearest_colours[inverse.reshape(pixels.shape[:2])])
-    picture.putpalette(shades[frequent].astype(np.uint8).tobytes())
-    picture.save(small_png, "PNG")
+    colour_codes, code_index_of_pixels, pixel_counts = np.unique(
+        pixels @ (65536, 256, 1), return_inverse=True, return_counts=True
+    )
+    colours = np.stack([colour_codes >> 16, colour_codes >> 8 & 255, colour_codes & 255], axis=1)
+    frequent_indices = np.argsort(-pixel_counts, kind="stable")[:256]
+    nearest_colours = (
+        np.abs(colours[:, None] - colours[None, frequent_indices]).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    )
+    palette_image = Image.fromarray(nearest_colours[code_index_of_pixels.reshape(pixels.shape[:2])])
+    palette_image.putpalette(colours[frequent_indices].astype(np.uint8).tobytes())
+    palette_image.save(small_png, "PNG")
     return small_png.getvalue()
 
 

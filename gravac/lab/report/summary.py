@@ -13,12 +13,12 @@ from typing import NamedTuple
 from gravac.lab.links.rates import parse_rate
 from gravac.lab.report.numbers import (
     BASELINE,
-    DENSE,
+    DENSE_METHODS,
     LIMIT_LINK,
     LIMIT_METHOD,
     Amount,
     ReportRow,
-    amount,
+    amount_over_seeds,
     bytes_per_step,
     compress_fraction,
     paired_speedup,
@@ -108,13 +108,14 @@ def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
     If two records are of the same method, setup and seed, the later record counts.
     """
     latest_runs = {(run.cell, run.method): run for run in runs}
-    by_setup: dict[Setup, list[TrainingRecord]] = {}
+    runs_by_setup: dict[Setup, list[TrainingRecord]] = {}
     for run in latest_runs.values():
-        by_setup.setdefault(Setup(run.task, run.scale, run.link, run.workers, run.mesh), []).append(run)
-    order = sorted(
-        by_setup, key=lambda setup: (setup.task, setup.scale, setup.workers, setup.mesh or "", link_order(setup.link))
+        runs_by_setup.setdefault(Setup(run.task, run.scale, run.link, run.workers, run.mesh), []).append(run)
+    ordered_setups = sorted(
+        runs_by_setup,
+        key=lambda setup: (setup.task, setup.scale, setup.workers, setup.mesh or "", link_order(setup.link)),
     )
-    return [_section(setup, by_setup[setup], by_setup) for setup in order]
+    return [_section(setup, runs_by_setup[setup], runs_by_setup) for setup in ordered_setups]
 
 
 def link_order(link: str) -> tuple[float, str]:
@@ -132,46 +133,49 @@ def methods(sections: Iterable[Section]) -> list[str]:
 
 
 def _dense_order(method: str) -> int:
-    """Return a sort key of a method: its index in ``DENSE``; methods that are not dense come last."""
-    return DENSE.index(method) if method in DENSE else len(DENSE)
+    """Return a sort key of a method: its index in ``DENSE_METHODS``; methods that are not dense come last."""
+    return DENSE_METHODS.index(method) if method in DENSE_METHODS else len(DENSE_METHODS)
 
 
-def _section(setup: Setup, runs: Sequence[TrainingRecord], by_setup: dict[Setup, list[TrainingRecord]]) -> Section:
+def _section(setup: Setup, runs: Sequence[TrainingRecord], runs_by_setup: dict[Setup, list[TrainingRecord]]) -> Section:
     """Return the section of a setup.
 
     Args:
         setup: setup of the section.
         runs: records in the setup.
-        by_setup: records of all setups; the runs of fp32 on an unthrottled link set the limit.
+        runs_by_setup: records of all setups; the runs of fp32 on an unthrottled link set the limit.
     """
-    limit_runs = [run for run in by_setup.get(setup._replace(link=LIMIT_LINK), []) if run.method == LIMIT_METHOD]
-    limit_tta = amount([time_to_target(run) for run in limit_runs])
+    limit_runs = [run for run in runs_by_setup.get(setup._replace(link=LIMIT_LINK), []) if run.method == LIMIT_METHOD]
+    limit_tta = amount_over_seeds([time_to_target(run) for run in limit_runs])
     limit = limit_tta.median if limit_tta and limit_tta.exact and limit_tta.median > 0 else None
-    by_method: dict[str, list[TrainingRecord]] = {}
+    runs_by_method: dict[str, list[TrainingRecord]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
-        by_method.setdefault(run.method, []).append(run)
-    dense_bytes = _median(by_method.get("fp32", limit_runs), bytes_per_step)
-    baseline = by_method.get(BASELINE, [])
-    rows = [_row(method_runs, limit, dense_bytes, baseline) for method_runs in by_method.values()]
+        runs_by_method.setdefault(run.method, []).append(run)
+    dense_bytes = _median_over_runs(runs_by_method.get("fp32", limit_runs), bytes_per_step)
+    baseline_runs = runs_by_method.get(BASELINE, [])
+    rows = [_report_row(method_runs, limit, dense_bytes, baseline_runs) for method_runs in runs_by_method.values()]
     rows.sort(key=lambda row: (not row.tta.exact, row.tta.median, row.method))
     return Section(
         setup=setup,
         rows=tuple(rows),
         limit=limit,
-        dense_steps=_exact_steps(by_method.get(LIMIT_METHOD, [])) or _exact_steps(limit_runs),
+        dense_steps=_exact_steps(runs_by_method.get(LIMIT_METHOD, [])) or _exact_steps(limit_runs),
         verdict=verdict(rows, limit),
-        notes=tuple(notes(rows, limit, limit_tta, by_method, dense_bytes)),
+        notes=tuple(notes(rows, limit, limit_tta, runs_by_method, dense_bytes)),
     )
 
 
 def _exact_steps(runs: Sequence[TrainingRecord]) -> float | None:
     """Return the median number of steps to the target; ``None`` if too few runs reached it to know the median."""
-    steps = amount([steps_to_target(run) for run in runs])
+    steps = amount_over_seeds([steps_to_target(run) for run in runs])
     return steps.median if steps and steps.exact else None
 
 
-def _row(
-    runs: Sequence[TrainingRecord], limit: float | None, dense_bytes: float | None, baseline: Sequence[TrainingRecord]
+def _report_row(
+    runs: Sequence[TrainingRecord],
+    limit: float | None,
+    dense_bytes: float | None,
+    baseline_runs: Sequence[TrainingRecord],
 ) -> ReportRow:
     """Return the numbers of a method in a setup.
 
@@ -179,11 +183,11 @@ def _row(
         runs: records of the method.
         limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
         dense_bytes: wire bytes that a rank sends in a step of fp32; ``None`` if not known.
-        baseline: records of fp16 in the setup.
+        baseline_runs: records of fp16 in the setup.
     """
-    tta = amount([time_to_target(run) for run in runs]) or UNKNOWN_AMOUNT
-    steps = amount([steps_to_target(run) for run in runs]) or UNKNOWN_AMOUNT
-    method_bytes = _median(runs, bytes_per_step)
+    tta = amount_over_seeds([time_to_target(run) for run in runs]) or UNKNOWN_AMOUNT
+    steps = amount_over_seeds([steps_to_target(run) for run in runs]) or UNKNOWN_AMOUNT
+    method_bytes = _median_over_runs(runs, bytes_per_step)
     return ReportRow(
         method=runs[0].method,
         adaptive=runs[0].adaptive,
@@ -191,25 +195,27 @@ def _row(
         reached=sum(run.tta_s is not None for run in runs),
         tta=tta,
         relative=tta.in_units_of(limit) if limit else None,
-        speedup=paired_speedup(runs, baseline),
+        speedup=paired_speedup(runs, baseline_runs),
         steps=steps,
         every=statistics.median(run.every or 1 for run in runs),
         samples_per_s=statistics.median(run.samples_per_s for run in runs),
-        efficiency=_median(runs, lambda run: run.efficiency),
+        efficiency=_median_over_runs(runs, lambda run: run.efficiency),
         bytes_per_step=method_bytes,
         wire_ratio=dense_bytes / method_bytes if dense_bytes and method_bytes else None,
-        gain=_median(runs, lambda run: run.gain),
-        compress_fraction=_median(runs, compress_fraction),
+        gain=_median_over_runs(runs, lambda run: run.gain),
+        compress_fraction=_median_over_runs(runs, compress_fraction),
         spread=spread_note(tta),
     )
 
 
-def _median(runs: Iterable[TrainingRecord], get: Callable[[TrainingRecord], float | None]) -> float | None:
-    """Return the median over runs of the numbers that ``get`` returns; ``None`` if ``get`` returns no number.
+def _median_over_runs(
+    runs: Iterable[TrainingRecord], get_number: Callable[[TrainingRecord], float | None]
+) -> float | None:
+    """Return the median over runs of the numbers that ``get_number`` returns; ``None`` if there are no numbers.
 
     Args:
         runs: records of runs.
-        get: function that takes the record of a run and returns a number, or ``None`` if the record has no number.
+        get_number: function that takes the record of a run and returns a number, or ``None`` if the record has none.
     """
-    numbers = [number for number in map(get, runs) if number is not None]
+    numbers = [number for number in map(get_number, runs) if number is not None]
     return statistics.median(numbers) if numbers else None

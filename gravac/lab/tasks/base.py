@@ -140,13 +140,13 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the score of a model on a part of the validation data; no gradients are computed.
+    def validate(self, model: nn.Module, portion_index: int = 0, portion_count: int = 1) -> Score:
+        """Return the score of a model on a portion of the validation data; no gradients are computed.
 
         Args:
             model: model to evaluate.
-            shard: number of the part, from 0.
-            shards: number of parts into which the validation data is split.
+            portion_index: number of the portion, from 0.
+            portion_count: number of portions into which the validation data is split.
         """
 
     def learning_rate_at(self, step: int) -> float:

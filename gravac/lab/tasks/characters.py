@@ -58,29 +58,34 @@ class Characters(Task):
         The first ``context`` characters are inputs; the last ``context`` characters are targets.
         """
         generator = np.random.default_rng((self.seed, rank, step))
-        starts = generator.integers(0, len(self.text.train) - self.context - 1, self.batch_size)
-        return self._sequences(self.text.train, starts)
+        start_positions = generator.integers(0, len(self.text.train) - self.context - 1, self.batch_size)
+        return self._sequences_at(self.text.train, start_positions)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Return the mean cross-entropy of the characters to predict, in nats, a scalar tensor."""
         return self._cross_entropy(model, batch, "mean")
 
-    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+    def validate(self, model: nn.Module, portion_index: int = 0, portion_count: int = 1) -> Score:
         """Return the summed cross-entropy in nats, and the number of characters, over a part of the sequences.
 
         The sequences are from the validation text; see ``Task.validate`` for the arguments.
         """
-        starts = np.linspace(0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64)
-        loss_sum, count = 0.0, 0
-        training = model.training
+        start_positions = np.linspace(
+            0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64
+        )
+        loss_sum, target_count = 0.0, 0
+        was_training = model.training
         model.eval()
         with torch.no_grad():
-            for chunk in np.array_split(starts[shard::shards], max(1, len(starts[shard::shards]) // 16)):
-                batch = self._validation_batch(chunk)
+            for chunk_positions in np.array_split(
+                start_positions[portion_index::portion_count],
+                max(1, len(start_positions[portion_index::portion_count]) // 16),
+            ):
+                batch = self._validation_batch(chunk_positions)
                 loss_sum += float(self._cross_entropy(model, batch, "sum"))
-                count += int((self._inputs_and_targets(batch)[1] != NO_TARGET).sum())
-        model.train(training)
-        return Score(loss_sum, count)
+                target_count += int((self._inputs_and_targets(batch)[1] != NO_TARGET).sum())
+        model.train(was_training)
+        return Score(loss_sum, target_count)
 
     def _cross_entropy(self, model: nn.Module, batch: Tensor, reduction: str) -> Tensor:
         """Return the cross-entropy of a model on a batch, in nats, as a scalar tensor.
@@ -95,9 +100,9 @@ class Characters(Task):
             self._logits(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction=reduction
         )
 
-    def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
-        """Return the batch of validation sequences that start at the positions ``starts`` of the validation text."""
-        return self._sequences(self.text.validation, starts)
+    def _validation_batch(self, start_positions: npt.NDArray[np.int64]) -> Tensor:
+        """Return the batch of sequences that start at ``start_positions``, positions in the validation text."""
+        return self._sequences_at(self.text.validation, start_positions)
 
     def _inputs_and_targets(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(inputs, targets)`` of a batch, both character codes ``(sequences, context)``, int64.
@@ -116,14 +121,14 @@ class Characters(Task):
         logits: Tensor = model(characters)
         return logits
 
-    def _sequences(self, text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Tensor:
+    def _sequences_at(self, text: npt.NDArray[np.uint8], start_positions: npt.NDArray[np.int64]) -> Tensor:
         """Return sequences of a text as character codes ``(len(starts), context + 1)``, int64.
 
         Args:
             text: text as character codes ``(characters,)``.
-            starts: position in the text at which each sequence starts.
+            start_positions: position in the text at which each sequence starts.
         """
-        return torch.from_numpy(text[starts[:, None] + np.arange(self.context + 1)].astype(np.int64))
+        return torch.from_numpy(text[start_positions[:, None] + np.arange(self.context + 1)].astype(np.int64))
 
 
 @lru_cache(maxsize=1)

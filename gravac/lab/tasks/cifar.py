@@ -47,28 +47,30 @@ class ArchiveLayout(NamedTuple):
 
     Attributes:
         folder: name of the archive's folder in which the files are.
-        train: names of the files with training records.
-        test: name of the file with test records.
-        labels: number of label bytes of a record.
-        classes: number of classes.
+        train_files: names of the files with training records.
+        test_file: name of the file with test records.
+        label_bytes: number of label bytes of a record.
+        class_count: number of classes.
     """
 
     folder: str
-    train: tuple[str, ...]
-    test: str
-    labels: int
-    classes: int
+    train_files: tuple[str, ...]
+    test_file: str
+    label_bytes: int
+    class_count: int
 
 
 LAYOUTS = (
     ArchiveLayout(
         folder="cifar-10-batches-bin",
-        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        test="test_batch.bin",
-        labels=1,
-        classes=10,
+        train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test_file="test_batch.bin",
+        label_bytes=1,
+        class_count=10,
     ),
-    ArchiveLayout(folder="cifar-100-binary", train=("train.bin",), test="test.bin", labels=2, classes=100),
+    ArchiveLayout(
+        folder="cifar-100-binary", train_files=("train.bin",), test_file="test.bin", label_bytes=2, class_count=100
+    ),
 )
 
 DATA_REMEDY = (
@@ -91,7 +93,7 @@ def locate_records(folder: str) -> tuple[Path, ArchiveLayout]:
         raise ValueError(f"data: {folder!r} names no folder; {DATA_REMEDY}")
     for layout in LAYOUTS:
         for records_folder in (Path(folder), Path(folder, layout.folder)):
-            if all((records_folder / name).is_file() for name in (*layout.train, layout.test)):
+            if all((records_folder / name).is_file() for name in (*layout.train_files, layout.test_file)):
                 return records_folder, layout
     raise ValueError(f"data: {folder!r} has no CIFAR in it; {DATA_REMEDY}")
 
@@ -109,33 +111,34 @@ class Pictures(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
+def pictures(folder: Path, layout: ArchiveLayout, for_training: bool) -> Pictures:
     """Read all training pictures, or all test pictures, and the class of each.
 
     Args:
         folder: folder that contains the files.
         layout: names and record format of the files.
-        train: whether to read the training pictures; if not, the test pictures are read.
+        for_training: whether to read the training pictures; if not, the test pictures are read.
 
     Raises:
         ValueError: a file is empty, or its last record is incomplete, or a class is out of range.
     """
     records_of_files = []
-    for path in (folder / name for name in (layout.train if train else (layout.test,))):
+    for path in (folder / name for name in (layout.train_files if for_training else (layout.test_file,))):
         content = np.frombuffer(path.read_bytes(), np.uint8)
-        if not content.size or content.size % (layout.labels + PIXEL_BYTES):
+        if not content.size or content.size % (layout.label_bytes + PIXEL_BYTES):
             raise ValueError(
                 f"data: {path} has {content.size} bytes, not one or more records of "
-                f"{layout.labels + PIXEL_BYTES} bytes; {DATA_REMEDY}"
+                f"{layout.label_bytes + PIXEL_BYTES} bytes; {DATA_REMEDY}"
             )
-        records_of_files.append(content.reshape(-1, layout.labels + PIXEL_BYTES))
+        records_of_files.append(content.reshape(-1, layout.label_bytes + PIXEL_BYTES))
     records = np.concatenate(records_of_files)
-    classes = records[:, layout.labels - 1].astype(np.int64)
-    if classes.max() >= layout.classes:
+    classes = records[:, layout.label_bytes - 1].astype(np.int64)
+    if classes.max() >= layout.class_count:
         raise ValueError(
-            f"data: {folder} has class {classes.max()}, but classes go from 0 to {layout.classes - 1}; {DATA_REMEDY}"
+            f"data: {folder} has class {classes.max()}, but classes go from 0 to {layout.class_count - 1}; "
+            f"{DATA_REMEDY}"
         )
-    return Pictures(records[:, layout.labels :].reshape(-1, 3, PICTURE_SIDE, PICTURE_SIDE), classes)
+    return Pictures(records[:, layout.label_bytes :].reshape(-1, 3, PICTURE_SIDE, PICTURE_SIDE), classes)
 
 
 def normalised_images(images: npt.NDArray[np.uint8]) -> Tensor:
@@ -179,17 +182,17 @@ class Cifar(Task):
     @property
     def classes(self) -> int:
         """Number of classes of the data, 10 or 100."""
-        return locate_records(self.data)[1].classes
+        return locate_records(self.data)[1].class_count
 
     @cached_property
     def train(self) -> Pictures:
         """All training pictures and the class of each, read when first used."""
-        return pictures(*locate_records(self.data), train=True)
+        return pictures(*locate_records(self.data), for_training=True)
 
     @cached_property
     def test(self) -> Pictures:
         """The first ``validation_pictures`` test pictures and the class of each, to measure the accuracy on."""
-        images, classes = pictures(*locate_records(self.data), train=False)
+        images, classes = pictures(*locate_records(self.data), for_training=False)
         return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -212,29 +215,33 @@ class Cifar(Task):
             self.train.images[sampled_indices],
             ((0, 0), (0, 0), (CROP_PADDING, CROP_PADDING), (CROP_PADDING, CROP_PADDING)),
         )
-        picture, colour = np.arange(len(sampled_indices))[:, None, None, None], np.arange(3)[:, None, None]
-        images = padded_images[picture, colour, rows[:, None, :, None], columns[:, None, None, :]]
+        picture_indices = np.arange(len(sampled_indices))[:, None, None, None]
+        colour_indices = np.arange(3)[:, None, None]
+        images = padded_images[picture_indices, colour_indices, rows[:, None, :, None], columns[:, None, None, :]]
         return normalised_images(images), torch.from_numpy(self.train.classes[sampled_indices])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the mean cross-entropy in nats, a scalar tensor."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+    def validate(self, model: nn.Module, portion_index: int = 0, portion_count: int = 1) -> Score:
         """Return 100 x the number of correctly classified pictures, and the number of pictures, as a ``Score``.
 
         The pictures are a part of the test pictures; the arguments are those of ``Task.validate``.
         """
-        images, classes = self.test.images[shard::shards], self.test.classes[shard::shards]
-        hits = 0
-        training = model.training
+        images = self.test.images[portion_index::portion_count]
+        classes = self.test.classes[portion_index::portion_count]
+        correct_count = 0
+        was_training = model.training
         model.eval()
         with torch.no_grad():
-            for start in range(0, len(classes), 250):
-                predicted = model(normalised_images(images[start : start + 250])).argmax(1)
-                hits += int((predicted == torch.from_numpy(classes[start : start + 250])).sum())
-        model.train(training)
-        return Score(100.0 * hits, len(classes))
+            for batch_start in range(0, len(classes), 250):
+                predicted_classes = model(normalised_images(images[batch_start : batch_start + 250])).argmax(1)
+                correct_count += int(
+                    (predicted_classes == torch.from_numpy(classes[batch_start : batch_start + 250])).sum()
+                )
+        model.train(was_training)
+        return Score(100.0 * correct_count, len(classes))
 
     def _scaled_channels(self, channels: int) -> int:
         """Return a layer's number of channels at the task's scale.
@@ -245,42 +252,48 @@ class Cifar(Task):
         return max(4, round(channels * math.sqrt(self.scale)))
 
 
-def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
+def convolution(input_channels: int, output_channels: int, kernel_side: int, stride: int = 1) -> list[nn.Module]:
     """Return a list of two layers: a convolution without bias, and a batch norm to follow it.
 
     Args:
-        inputs: number of input channels.
-        outputs: number of output channels.
-        side: width and height of the kernel, in pixels.
+        input_channels: number of input channels.
+        output_channels: number of output channels.
+        kernel_side: width and height of the kernel, in pixels.
         stride: stride of the convolution, in pixels.
     """
-    return [nn.Conv2d(inputs, outputs, side, stride, side // 2, bias=False), nn.BatchNorm2d(outputs)]
+    return [
+        nn.Conv2d(input_channels, output_channels, kernel_side, stride, kernel_side // 2, bias=False),
+        nn.BatchNorm2d(output_channels),
+    ]
 
 
 class Bottleneck(nn.Module):
     """Bottleneck block of a ResNet: the input plus the result of a 1x1, a 3x3 and a 1x1 convolution, then a ReLU.
 
     Args:
-        inputs: number of input channels.
-        narrow: number of channels of the 3x3 convolution; the output has four times as many channels.
+        input_channels: number of input channels.
+        narrow_channels: number of channels of the 3x3 convolution; the output has four times as many channels.
         stride: stride of the 3x3 convolution, in pixels.
     """
 
-    def __init__(self, inputs: int, narrow: int, stride: int) -> None:
+    def __init__(self, input_channels: int, narrow_channels: int, stride: int) -> None:
         super().__init__()
-        output_channels = 4 * narrow
+        output_channels = 4 * narrow_channels
         self.branch = nn.Sequential(
-            *convolution(inputs, narrow, 1), nn.ReLU(),
-            *convolution(narrow, narrow, 3, stride), nn.ReLU(),
-            *convolution(narrow, output_channels, 1),
+            *convolution(input_channels, narrow_channels, 1), nn.ReLU(),
+            *convolution(narrow_channels, narrow_channels, 3, stride), nn.ReLU(),
+            *convolution(narrow_channels, output_channels, 1),
         )  # fmt: skip
-        same_shape = inputs == output_channels and stride == 1
-        self.shortcut = nn.Identity() if same_shape else nn.Sequential(*convolution(inputs, output_channels, 1, stride))
+        same_shape = input_channels == output_channels and stride == 1
+        self.shortcut = (
+            nn.Identity() if same_shape else nn.Sequential(*convolution(input_channels, output_channels, 1, stride))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output for the input ``x``; both are float32.
 
-        ``x`` is ``(batch, inputs, side, side)``. The output is ``(batch, 4 * narrow, side / stride, side / stride)``.
+        ``x`` is ``(batch, input_channels, side, side)``. The output is
+        ``(batch, 4 * narrow_channels, side / stride, side / stride)``.
         """
         out: Tensor = F.relu(self.branch(x) + self.shortcut(x))
         return out
@@ -301,10 +314,10 @@ class ResNet101(Cifar):
             torch.manual_seed(self.seed)
             channels = self._scaled_channels(64)
             layers = [*convolution(3, channels, 3), nn.ReLU()]
-            for stage, blocks in enumerate((3, 4, 23, 3)):
+            for stage, block_count in enumerate((3, 4, 23, 3)):
                 narrow_channels = self._scaled_channels(64 << stage)
-                for block in range(blocks):
-                    layers.append(Bottleneck(channels, narrow_channels, 2 if stage and not block else 1))
+                for block_index in range(block_count):
+                    layers.append(Bottleneck(channels, narrow_channels, 2 if stage and not block_index else 1))
                     channels = 4 * narrow_channels
             return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, self.classes))
 
@@ -321,10 +334,10 @@ class VGG16(Cifar):
             torch.manual_seed(self.seed)
             channels = 3
             layers: list[nn.Module] = []
-            for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-                for _ in range(count):
-                    layers += [*convolution(channels, self._scaled_channels(width), 3), nn.ReLU()]
-                    channels = self._scaled_channels(width)
+            for full_channels, convolution_count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+                for _ in range(convolution_count):
+                    layers += [*convolution(channels, self._scaled_channels(full_channels), 3), nn.ReLU()]
+                    channels = self._scaled_channels(full_channels)
                 layers.append(nn.MaxPool2d(2))
             return nn.Sequential(
                 *layers, nn.Flatten(),

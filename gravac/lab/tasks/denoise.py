@@ -139,32 +139,37 @@ class Denoise(Task):
         """
         return self._sample_patches("flower", np.random.default_rng(0), self.validation_patches)
 
-    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+    def validate(self, model: nn.Module, portion_index: int = 0, portion_count: int = 1) -> Score:
         """Return the sum of squared errors of denoised pixels, and the number of pixels, over a part of the patches.
 
         Pixels are in [0, 1]. The arguments are those of ``Task.validate``.
         """
-        clean, noise = (patches[shard::shards] for patches in self.validation)
+        clean, noise = (patches[portion_index::portion_count] for patches in self.validation)
         noisy = clean + noise
-        training = model.training
+        was_training = model.training
         model.eval()
         with torch.no_grad():
             denoised = (noisy - model(noisy)).clamp(0, 1)
-        model.train(training)
+        model.train(was_training)
         return Score(float((denoised - clean).double().square().sum()), clean.numel())
 
-    def _sample_patches(self, name: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
+    def _sample_patches(
+        self, photograph_name: str, generator: np.random.Generator, patch_count: int
+    ) -> tuple[Tensor, Tensor]:
         """Return ``(clean patches, noise)``: patches at random positions of a photograph, and random noise to add.
 
         Both are ``(count, 1, PATCH_SIDE, PATCH_SIDE)``, float32.
 
         Args:
-            name: name of the photograph, ``"china"`` or ``"flower"``.
+            photograph_name: name of the photograph, ``"china"`` or ``"flower"``.
             generator: source of random numbers.
-            count: number of patches.
+            patch_count: number of patches.
         """
-        photograph = photographs()[name]
-        rows, columns = (generator.integers(0, size - PATCH_SIDE + 1, (count, 1, 1, 1)) for size in photograph.shape)
+        photograph = photographs()[photograph_name]
+        rows, columns = (
+            generator.integers(0, side_pixels - PATCH_SIDE + 1, (patch_count, 1, 1, 1))
+            for side_pixels in photograph.shape
+        )
         offsets = np.arange(PATCH_SIDE)
         clean = photograph[rows + offsets[:, None], columns + offsets]
         noise = generator.standard_normal(clean.shape, dtype=np.float32) * np.float32(self.sigma)

@@ -30,10 +30,10 @@ def all_pictures() -> tuple[Tensor, Tensor]:
     """
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    images = torch.from_numpy((digits.images[order] / 16).astype(np.float32))
-    return images.unsqueeze(1), torch.from_numpy(digits.target[order].astype(np.int64))
+    digit_data = load_digits()
+    shuffled_indices = np.random.default_rng(0).permutation(len(digit_data.target))
+    images = torch.from_numpy((digit_data.images[shuffled_indices] / 16).astype(np.float32))
+    return images.unsqueeze(1), torch.from_numpy(digit_data.target[shuffled_indices].astype(np.int64))
 
 
 def digit_net(width_factor: float) -> nn.Sequential:
@@ -44,12 +44,12 @@ def digit_net(width_factor: float) -> nn.Sequential:
     Args:
         width_factor: width of all layers, as a multiple of the width at scale 1.
     """
-    narrow, wide, linear = (max(4, round(width * width_factor)) for width in (32, 64, 128))
+    narrow_channels, wide_channels, linear_width = (max(4, round(width * width_factor)) for width in (32, 64, 128))
     return nn.Sequential(
-        nn.Conv2d(1, narrow, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(narrow, wide, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(wide, wide, 3, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(16 * wide, linear), nn.ReLU(), nn.Linear(linear, 10),
+        nn.Conv2d(1, narrow_channels, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(narrow_channels, wide_channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(wide_channels, wide_channels, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * wide_channels, linear_width), nn.ReLU(), nn.Linear(linear_width, 10),
     )  # fmt: skip
 
 
@@ -99,15 +99,15 @@ class Digits(Task):
         """Return the mean cross-entropy in nats, a scalar tensor."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+    def validate(self, model: nn.Module, portion_index: int = 0, portion_count: int = 1) -> Score:
         """Return the summed cross-entropy in nats, and the number of pictures, over a part of the validation pictures.
 
         The arguments are those of ``Task.validate``.
         """
-        images, targets = (tensor[:VALIDATION_PICTURES][shard::shards] for tensor in all_pictures())
-        training = model.training
+        images, targets = (tensor[:VALIDATION_PICTURES][portion_index::portion_count] for tensor in all_pictures())
+        was_training = model.training
         model.eval()
         with torch.no_grad():
             loss_sum = float(F.cross_entropy(model(images), targets, reduction="sum"))
-        model.train(training)
+        model.train(was_training)
         return Score(loss_sum, len(targets))

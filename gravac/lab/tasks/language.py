@@ -143,10 +143,12 @@ class ModernBERT(Language):
         """
         return mask_bytes(super().batch(step, rank)[:, :-1], np.random.default_rng((self.seed, rank, step, MASK_TOKEN)))
 
-    def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
-        sequences = super()._validation_batch(starts)[:, :-1]
+    def _validation_batch(self, start_positions: npt.NDArray[np.int64]) -> Tensor:
+        sequences = super()._validation_batch(start_positions)[:, :-1]
         # each sequence has its own generator, so that its mask is the same in any split of the sequences over ranks
-        generators = (np.random.default_rng((VALIDATION_SEED, int(start))) for start in starts)
+        generators = (
+            np.random.default_rng((VALIDATION_SEED, int(start_position))) for start_position in start_positions
+        )
         return torch.cat(
             [mask_bytes(sequence[None], generator) for sequence, generator in zip(sequences, generators, strict=True)]
         )
@@ -195,14 +197,16 @@ def mask_bytes(sequences: Tensor, generator: np.random.Generator) -> Tensor:
         >>> int((targets != NO_TARGET).sum()), int((inputs != torch.arange(20)).sum())
         (3, 3)
     """
-    count, length = sequences.shape
-    positions = torch.from_numpy(
-        np.argsort(generator.random((count, length)))[:, : max(1, round(TARGET_FRACTION * length))]
+    sequence_count, length = sequences.shape
+    target_positions = torch.from_numpy(
+        np.argsort(generator.random((sequence_count, length)))[:, : max(1, round(TARGET_FRACTION * length))]
     )
-    originals = sequences.gather(1, positions)
-    uniform = torch.from_numpy(generator.random(positions.shape))
-    random_bytes = torch.from_numpy(generator.integers(0, BYTE_COUNT, positions.shape))
-    replaced = originals.where(uniform >= MASK_FRACTION + RANDOM_FRACTION, random_bytes)
-    inputs = sequences.scatter(1, positions, replaced.masked_fill(uniform < MASK_FRACTION, MASK_TOKEN))
-    targets = torch.full_like(sequences, NO_TARGET).scatter(1, positions, originals)
+    original_bytes = sequences.gather(1, target_positions)
+    uniform_draws = torch.from_numpy(generator.random(target_positions.shape))
+    random_bytes = torch.from_numpy(generator.integers(0, BYTE_COUNT, target_positions.shape))
+    replaced_bytes = original_bytes.where(uniform_draws >= MASK_FRACTION + RANDOM_FRACTION, random_bytes)
+    inputs = sequences.scatter(
+        1, target_positions, replaced_bytes.masked_fill(uniform_draws < MASK_FRACTION, MASK_TOKEN)
+    )
+    targets = torch.full_like(sequences, NO_TARGET).scatter(1, target_positions, original_bytes)
     return torch.stack((inputs, targets), dim=1)

@@ -18,7 +18,7 @@ VOCABULARY = 128
 EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
 """Names of folders to skip: they do not belong to the library, or have repetitive test data."""
 
-VALIDATION_EVERY = 12
+FILES_PER_VALIDATION_FILE = 12
 """One of this many files is for validation; all other files are for training."""
 
 _TO_CHARACTERS = bytes(byte if byte < VOCABULARY else 0 for byte in range(256))
@@ -54,33 +54,33 @@ def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
         FileNotFoundError: the folder has too little Python source to train on.
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
-    sources: tuple[list[bytes], list[bytes]] = ([], [])  # for training, for validation
-    size = files = 0
-    for path in _sources(root):
+    source_parts: tuple[list[bytes], list[bytes]] = ([], [])  # for training, for validation
+    read_byte_count = file_count = 0
+    for path in _source_paths(root):
         source = path.read_bytes()
-        if size + len(source) > limit:
+        if read_byte_count + len(source) > limit:
             break
-        sources[files % VALIDATION_EVERY == VALIDATION_EVERY - 1].append(source)
-        size += len(source)
-        files += 1
-    train, validation = (_characters(b"\n".join(split)) for split in sources)
+        source_parts[file_count % FILES_PER_VALIDATION_FILE == FILES_PER_VALIDATION_FILE - 1].append(source)
+        read_byte_count += len(source)
+        file_count += 1
+    train, validation = (_character_codes(b"\n".join(sources)) for sources in source_parts)
     if min(len(train), len(validation)) < 10_000:
         raise FileNotFoundError(
-            f"standard library source: only {size} bytes of *.py files in {root}; install Python with its library's "
-            "source (on Debian: the package libpython3-stdlib)"
+            f"standard library source: only {read_byte_count} bytes of *.py files in {root}; install Python with its "
+            "library's source (on Debian: the package libpython3-stdlib)"
         )
-    return Text(train=train, validation=validation, files=files)
+    return Text(train=train, validation=validation, files=file_count)
 
 
-def _sources(root: Path) -> list[Path]:
+def _source_paths(root: Path) -> list[Path]:
     """Return the ``*.py`` files in a folder and its subfolders, by ascending path; skip ``EXCLUDED_FOLDERS``."""
     paths = []
-    for folder, subfolders, names in os.walk(root):
+    for folder, subfolders, file_names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in EXCLUDED_FOLDERS]  # os.walk skips removed folders
-        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+        paths += [Path(folder, name) for name in file_names if name.endswith(".py")]
     return sorted(paths, key=Path.as_posix)
 
 
-def _characters(source: bytes) -> npt.NDArray[np.uint8]:
+def _character_codes(source: bytes) -> npt.NDArray[np.uint8]:
     """Return the character code of each byte of a text, shape ``(bytes,)``, uint8."""
     return np.frombuffer(bytearray(source.translate(_TO_CHARACTERS)), dtype=np.uint8)

@@ -69,15 +69,15 @@ def attach(
         if not choices:
             raise ValueError(
                 f"method: {method.text!r} repeats the candidates that the controller of {method.matched_to} chose, but "
-                f"no such run has a record; first run {method.matched_to} on the same task and link, with the same seed"
+                f"no run of {method.matched_to} is recorded; run it first, on the same task and link with the same seed"
             )
-        is_name = isinstance(method.controller, str)
-        inner_controller = CONTROLLERS[method.controller]() if is_name else method.controller
+        controller_is_name = isinstance(method.controller, str)
+        inner_controller = CONTROLLERS[method.controller]() if controller_is_name else method.controller
         run_settings["controller"] = ShuffledController(inner_controller, tuple(choices), seed)
     if is_sharded(model):
         if method.torch_format is not None:
             return TorchShardedExchange(method, model)
         return GravacExchange(method, model, optimizer, **run_settings)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, parameters))
+    parameter_count = sum(parameter.numel() for parameter in model.parameters())
+    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, parameter_count))
     return attach_to_ddp(method, ddp, optimizer, **run_settings)

@@ -167,7 +167,7 @@ class Exchange:
         """End the threads of the method, and close its logs."""
 
 
-_NEVER_FREED: list[dist.ProcessGroup] = []
+_NEVER_FREED_GROUPS: list[dist.ProcessGroup] = []
 """Process groups of torch's PowerSGD hook, which this list keeps alive until the process ends.
 
 The hook's callbacks run on gloo's threads and hold references to the group. If a callback held the last reference, its
@@ -189,7 +189,7 @@ class TorchExchange(Exchange):
         self._shapes = trained_shapes(module)
         if method.powersgd_rank is not None:
             if dist.group.WORLD is not None:
-                _NEVER_FREED.append(dist.group.WORLD)
+                _NEVER_FREED_GROUPS.append(dist.group.WORLD)
             state = torch_powersgd.PowerSGDState(
                 process_group=None,
                 matrix_approximation_rank=method.powersgd_rank,
@@ -245,7 +245,7 @@ class GravacExchange(Exchange):
         super().__init__(method, module)
         self._step_records: list[StepRecord] = []
         self._elements = sum(math.prod(shape) for shape in trained_shapes(module))
-        self._compressor = method.make(**{"history": ALL_DECISIONS, **run_settings}, sinks=[self._collect])
+        self._compressor = method.make(**{"history": ALL_DECISIONS, **run_settings}, sinks=[self._store_step_record])
         if method.base is not None and method.base.owns_momentum:
             disable_momentum(optimizer)
         self._stopwatch = HookStopwatch()
@@ -253,9 +253,9 @@ class GravacExchange(Exchange):
         self._compressor.attach(module, optimizer)
         self._stopwatch.stop_after_hooks(module, optimizer)
         self._tally = ExchangeTally(self._compressor)
-        optimizer.register_step_post_hook(self._tally.step_ended)
+        optimizer.register_step_post_hook(self._tally.count_step)
 
-    def _collect(self, record: Record) -> None:
+    def _store_step_record(self, record: Record) -> None:
         """Store a record of a step, and ignore records of other kinds; gravac calls this with each new record."""
         if isinstance(record, StepRecord):
             self._step_records.append(record)
@@ -267,8 +267,8 @@ class GravacExchange(Exchange):
         Always False for outer steps with a fixed delay. At the end of a step, some ranks may have applied the mean of
         an exchange and others not yet, so the ranks would have different answers.
         """
-        outer = self._compressor.outer
-        return outer is not None and outer.under_way and self.method.modes.outer.delay == "auto"
+        round_state = self._compressor.outer
+        return round_state is not None and round_state.under_way and self.method.modes.outer.delay == "auto"
 
     def wait_for_exchanges(self) -> None:
         """Wait until no exchange is in flight; the rank's own weights stay as they are."""
@@ -346,13 +346,13 @@ class GravacExchange(Exchange):
 
         Decisions that changed nothing have records, too. Before the first step, the first candidate has no record yet.
         """
-        return [*self._first_records(), *self._compressor.history]
+        return [*self._start_records(), *self._compressor.history]
 
     def mode_changes(self) -> list[ModeRecord]:
         """Return a record of each change of mode (``native``, ``hook`` or ``outer``) so far, in order."""
         return self._compressor.changes
 
-    def _first_records(self) -> list[DecisionRecord]:
+    def _start_records(self) -> list[DecisionRecord]:
         """Return a list with one record, of the first candidate (way to run steps); empty before the first step."""
         if self._step_records:
             first_record = self._step_records[0]
@@ -374,11 +374,13 @@ class GravacExchange(Exchange):
 
         Both are medians over steps on this rank; for methods with local steps, means.
         """
-        steps = [record for record in self._step_records if record.step >= WARM_UP_STEPS] or self._step_records
+        averaged_records = [
+            record for record in self._step_records if record.step >= WARM_UP_STEPS
+        ] or self._step_records
         average = weighted_mean if self.method.has_local_steps else weighted_median
         return (
-            average([(record.compress_seconds, record.steps) for record in steps]),
-            average([(record.exchange_seconds, record.steps) for record in steps]),
+            average([(record.compress_seconds, record.steps) for record in averaged_records]),
+            average([(record.exchange_seconds, record.steps) for record in averaged_records]),
         )
 
     def mean_gain(self) -> float | None:
@@ -447,10 +449,10 @@ class ExchangeTally:
     def __init__(self, compressor: AdaptiveCompressor) -> None:
         self.native_steps: Counter[float] = Counter()
         self._compressor = compressor
-        self._averaged_steps = self._rounds_of_ended_phases = 0
-        self._outer: RoundState | None = None
-        self._counted_changes = -1
-        self._cf = 1.0
+        self._averaged_step_count = self._rounds_of_earlier_states = 0
+        self._round_state: RoundState | None = None
+        self._mode_change_count = -1
+        self._native_cf = 1.0
 
     @property
     def exchange_count(self) -> int:
@@ -458,21 +460,25 @@ class ExchangeTally:
 
         A round is the steps from one exchange of pseudo-gradients to the next.
         """
-        return self._averaged_steps + self._rounds_of_ended_phases + (0 if self._outer is None else self._outer.ended)
+        return (
+            self._averaged_step_count
+            + self._rounds_of_earlier_states
+            + (0 if self._round_state is None else self._round_state.ended)
+        )
 
-    def step_ended(self, *_: object) -> None:
+    def count_step(self, *_: object) -> None:
         """Count a step; registered as a hook that runs after the optimizer's step."""
-        outer = self._compressor.outer
-        if outer is not self._outer:
-            self._rounds_of_ended_phases += 0 if self._outer is None else self._outer.ended
-            self._outer = outer
-        if outer is None:
-            self._averaged_steps += 1
+        round_state = self._compressor.outer
+        if round_state is not self._round_state:
+            self._rounds_of_earlier_states += 0 if self._round_state is None else self._round_state.ended
+            self._round_state = round_state
+        if round_state is None:
+            self._averaged_step_count += 1
         if self._compressor.mode == "native":
-            changes = len(self._compressor.changes)
-            if changes != self._counted_changes:  # native steps change their CF only with the mode
-                self._counted_changes, self._cf = changes, self._compressor.cf
-            self.native_steps[self._cf] += 1
+            mode_change_count = len(self._compressor.changes)
+            if mode_change_count != self._mode_change_count:  # native steps change their CF only with the mode
+                self._mode_change_count, self._native_cf = mode_change_count, self._compressor.cf
+            self.native_steps[self._native_cf] += 1
 
 
 def attach_to_ddp(
@@ -512,8 +518,8 @@ def weighted_mean(numbers: WeightedNumbers) -> float | None:
         2.0
     """
     finite_numbers = [(number, steps) for number, steps in numbers if math.isfinite(number)]
-    steps = sum(steps for _, steps in finite_numbers)
-    return sum(number * steps for number, steps in finite_numbers) / steps if steps else None
+    total_steps = sum(steps for _, steps in finite_numbers)
+    return sum(number * steps for number, steps in finite_numbers) / total_steps if total_steps else None
 
 
 def weighted_median(numbers: WeightedNumbers) -> float | None:
@@ -529,7 +535,9 @@ def weighted_median(numbers: WeightedNumbers) -> float | None:
         (5.0, None)
     """
     half_of_steps, counted_steps = sum(steps for _, steps in numbers) / 2, 0
-    for number, steps in sorted(numbers, key=lambda weighted: (math.isnan(weighted[0]), weighted[0])):
+    for number, steps in sorted(
+        numbers, key=lambda weighted_number: (math.isnan(weighted_number[0]), weighted_number[0])
+    ):
         counted_steps += steps
         if counted_steps >= half_of_steps:
             return number if math.isfinite(number) else None

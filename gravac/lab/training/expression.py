@@ -26,7 +26,7 @@ def compressor(text: str) -> Compressor:
         ValueError: the text is not a Python expression, names no compressor, or has an unknown or wrong setting.
     """
     try:
-        return _compressor(ast.parse(text.strip(), mode="eval").body)
+        return _compressor_of_node(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError:
         raise ValueError(f"{text!r} is not a compressor; use its name, such as topk, or topkc(chunk=64)") from None
     except SettingsError as error:
@@ -55,15 +55,15 @@ def controller(text: str) -> Any:
         raise ValueError(f"{text!r} is not a controller; give a name, such as gravac, or gravac(epsilon=0.9)") from None
     name_node = node.func if isinstance(node, ast.Call) else node
     if not isinstance(name_node, ast.Name) or name_node.id not in CONTROLLERS or name_node.id == "static":
-        available = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
-        raise ValueError(f"there is no controller {ast.unparse(name_node)!r}; use one of {available}")
+        available_names = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
+        raise ValueError(f"there is no controller {ast.unparse(name_node)!r}; use one of {available_names}")
     if not isinstance(node, ast.Call):
         return name_node.id
     if node.args:
         raise ValueError(f"{text!r}: a setting has no name; name each setting, such as gravac(epsilon=0.9)")
     try:
-        settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-        return CONTROLLERS[name_node.id](**settings)
+        setting_by_name = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
+        return CONTROLLERS[name_node.id](**setting_by_name)
     except SettingsError as error:
         raise ValueError(f"{text!r}: {error}") from None
 
@@ -87,7 +87,7 @@ def settings(text: str) -> dict[str, Any]:
     raise ValueError(f"{text!r} are not named settings; write name=value, such as (every=10, fragments=2)")
 
 
-def _compressor(node: ast.expr) -> Compressor:
+def _compressor_of_node(node: ast.expr) -> Compressor:
     """Return the compressor that a node of a parsed expression describes: a name, or a call with settings.
 
     Raises:
@@ -99,16 +99,18 @@ def _compressor(node: ast.expr) -> Compressor:
             raise ValueError(f"there is no compressor {node.id!r}; use one of {', '.join(sorted(COMPRESSORS))}")
         return COMPRESSORS[node.id]()
     if isinstance(node, ast.Call):
-        settings = {keyword.arg: _setting(keyword.value) for keyword in node.keywords if keyword.arg}
-        return _compressor(node.func)(*(_setting(argument) for argument in node.args), **settings)
+        setting_by_name = {keyword.arg: _argument_of_node(keyword.value) for keyword in node.keywords if keyword.arg}
+        return _compressor_of_node(node.func)(
+            *(_argument_of_node(argument) for argument in node.args), **setting_by_name
+        )
     raise ValueError(f"{ast.unparse(node)!r} is not a compressor; use its name, such as topk, or topkc(chunk=64)")
 
 
-def _setting(node: ast.expr) -> Any:
+def _argument_of_node(node: ast.expr) -> Any:
     """Return the argument that a node of a parsed expression describes, for a call of a compressor.
 
     A name or a call describes a compressor, and any other node a literal, such as ``4`` or ``True``.
     """
     if isinstance(node, (ast.Name, ast.Call)):
-        return _compressor(node)
+        return _compressor_of_node(node)
     return ast.literal_eval(node)

@@ -122,15 +122,15 @@ class ModeSettings:
         if not isinstance(native, bool):
             raise SettingsError(f"native: give True or False (got {short_repr(native)})")
         lowest_every, highest_every = Policy(every=setting_by_name.get("every", every)).every
-        sgd = OuterSgdSettings(
+        sgd_settings = OuterSgdSettings(
             **{name: setting_by_name[name] for name in OuterSgdSettings.model_fields if name in setting_by_name}
         )
-        other_names = ("every", "native", *OuterSgdSettings.model_fields)
-        outer = {name: setting for name, setting in setting_by_name.items() if name not in other_names}
-        if sgd != OuterSgdSettings():
-            outer["optimizer"] = partial(OuterSGD, rate=sgd.rate, momentum=sgd.momentum)
+        mode_and_sgd_names = ("every", "native", *OuterSgdSettings.model_fields)
+        outer_settings = {name: setting for name, setting in setting_by_name.items() if name not in mode_and_sgd_names}
+        if sgd_settings != OuterSgdSettings():
+            outer_settings["optimizer"] = partial(OuterSGD, rate=sgd_settings.rate, momentum=sgd_settings.momentum)
         # if all steps are outer steps, no step is native, so that a single rank trains in the same way as several ranks
-        return cls((lowest_every, highest_every), native and lowest_every == 1, OuterSettings(**outer))
+        return cls((lowest_every, highest_every), native and lowest_every == 1, OuterSettings(**outer_settings))
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -305,8 +305,8 @@ class Method:
         setting_by_name = settings(match["settings"] or "()")
         selected_controller = controller(str(setting_by_name.pop("controller", "goodput")))
         base = ladder if match["base"] is None else compressor(match["base"])
-        default = LADDER_CF_RANGE if base.name == ladder.name else DEFAULT_CF_RANGE
-        cf_range = (float(match["low"]), float(match["high"])) if match["low"] else default
+        default_cf_range = LADDER_CF_RANGE if base.name == ladder.name else DEFAULT_CF_RANGE
+        cf_range = (float(match["low"]), float(match["high"])) if match["low"] else default_cf_range
         modes = ModeSettings.from_settings(setting_by_name, (1, 1))
         method = cls(text, base=base, controller=selected_controller, cf_range=cf_range, modes=modes)
         method.make()
@@ -322,13 +322,13 @@ class Method:
             match: match of ``_OUTER`` with the text.
         """
         modes = ModeSettings.from_settings(settings(match["settings"] or "()"), DEFAULT_OUTER_EVERY)
-        has_range = match["high"] is not None or (modes.chooses_every and match["low"] is None)
-        if modes.chooses_every and not has_range:
+        has_cf_range = match["high"] is not None or (modes.chooses_every and match["low"] is None)
+        if modes.chooses_every and not has_cf_range:
             raise ValueError(
                 f"every: in {text!r}, a range of steps needs a range of CFs, too; write @2-1000, or a single "
                 "number such as every=10"
             )
-        if has_range:
+        if has_cf_range:
             cf_range = (float(match["low"]), float(match["high"])) if match["low"] else LADDER_CF_RANGE
             method = cls(text, base=base, controller="goodput", cf_range=cf_range, modes=modes)
         else:

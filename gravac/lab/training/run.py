@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gravac.lab.links.network import CONTROL, INTERFACE, EmulatedNetwork
+from gravac.lab.links.network import CONTROL_INTERFACE, INTERFACE, EmulatedNetwork
 from gravac.lab.links.owner import is_orphaned, owner_mark
 from gravac.lab.links.schedule import Schedule
 from gravac.lab.mesh import Mesh
@@ -111,11 +111,11 @@ class TrainingRun:
     def __enter__(self) -> TrainingRun:
         _remove_leftovers()
         with ExitStack() as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner_mark()}-run-")))
+            self._session_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner_mark()}-run-")))
             if self._network:
                 self._schedule = stack.enter_context(Schedule(self._network))
-            stack.callback(self._kill)
-            self._start()
+            stack.callback(self._kill_workers)
+            self._start_workers()
             self._stack = stack.pop_all()
         return self
 
@@ -138,8 +138,8 @@ class TrainingRun:
             RunFailed: a worker failed, or rank 0 wrote no event for too long. All workers have then been killed.
         """
         latest_event_time = time.monotonic()
-        ended_legs = 0
-        events_path = self._folder / "events.jsonl"
+        ended_leg_count = 0
+        events_path = self._session_folder / "events.jsonl"
         events_path.touch()
         with events_path.open() as events_file:
             partial_line = ""
@@ -150,15 +150,15 @@ class TrainingRun:
                     if partial_line.endswith("\n"):
                         event = json.loads(partial_line)
                         partial_line, latest_event_time = "", time.monotonic()
-                        self._follow_event(event)
-                        ended_legs += event["event"] == "end"
+                        self._note_event(event)
+                        ended_leg_count += event["event"] == "end"
                         yield event
-                if all_ended and ended_legs == len(self._legs):
+                if all_ended and ended_leg_count == len(self._legs):
                     return
                 self._raise_if_failed(all_ended, time.monotonic() - latest_event_time > self._stuck_after_s)
                 time.sleep(POLL_SECONDS)
 
-    def _start(self) -> None:
+    def _start_workers(self) -> None:
         """Start a worker process for each rank, and append the processes to ``self._workers``."""
         settings, network = self._settings, self._network
         spec = SessionSpec(
@@ -167,10 +167,10 @@ class TrainingRun:
             seed=settings.seed,
             data=settings.data,
             workers=settings.workers,
-            folder=str(self._folder),
+            session_folder=str(self._session_folder),
             log_dir=str(settings.log_dir) if settings.log_dir is not None else None,
             counted_interface=INTERFACE if network else None,
-            command_interface=CONTROL if network else None,
+            command_interface=CONTROL_INTERFACE if network else None,
             pace=None if network else settings.lowest_rate_bps,
             link=settings.link,
             legs=self._legs,
@@ -184,20 +184,20 @@ class TrainingRun:
         }
         for rank in range(settings.workers):
             command = [sys.executable, "-m", "gravac.lab.training.worker", spec.to_json(), str(rank)]
-            host = rank if settings.mesh is None else settings.mesh.replica_of(rank)
-            with open(self._folder / f"rank{rank}.log", "wb") as log, _defer_signals():
+            link_number = rank if settings.mesh is None else settings.mesh.replica_of(rank)
+            with open(self._session_folder / f"rank{rank}.log", "wb") as log_file, _defer_signals():
                 self._workers.append(
                     subprocess.Popen(
-                        [*(network.prefix(host) if network else []), *command],
+                        [*(network.prefix(link_number) if network else []), *command],
                         stdin=subprocess.PIPE,  # never written to; the worker ends when the pipe closes
-                        stdout=log,
-                        stderr=log,
+                        stdout=log_file,
+                        stderr=log_file,
                         env=environment,
                         start_new_session=True,  # Ctrl-C reaches only the parent, which then kills the workers
                     )
                 )
 
-    def _follow_event(self, event: Event) -> None:
+    def _note_event(self, event: Event) -> None:
         """Remember which leg an event belongs to, for error messages.
 
         The event ``start`` of a leg also starts the schedule of the link's rates, if the link has one. It also sets the
@@ -209,8 +209,8 @@ class TrainingRun:
         if self._schedule:
             self._schedule.follow()
         if self._settings.lowest_rate_bps is not None:
-            dense_step_s = 2 * 32 * event["parameters"] / self._settings.lowest_rate_bps
-            self._stuck_after_s = STUCK_AFTER_S + 10 * self._settings.workers * dense_step_s
+            dense_exchange_s = 2 * 32 * event["parameters"] / self._settings.lowest_rate_bps
+            self._stuck_after_s = STUCK_AFTER_S + 10 * self._settings.workers * dense_exchange_s
 
     def _raise_if_failed(self, all_ended: bool, stuck: bool) -> None:
         """Kill all workers and raise ``RunFailed`` if the session cannot continue; otherwise do nothing.
@@ -234,28 +234,30 @@ class TrainingRun:
                 0, f"has reported nothing for {self._stuck_after_s:.0f} s; use a faster link or fewer workers"
             )
 
-    def _kill_and_describe(self, rank: int, reason: str) -> RunFailed:
+    def _kill_and_describe(self, rank: int, failure: str) -> RunFailed:
         """Kill all workers; return an error for the caller to raise, with the end of a worker's output.
 
         Args:
             rank: rank of the worker to blame. If this worker printed nothing, the error has another worker's output.
-            reason: what happened to the worker, such as ``"ended without a result"``.
+            failure: what happened to the worker, such as ``"ended without a result"``.
         """
-        self._kill()
+        self._kill_workers()
         rank_outputs = [
-            (self._folder / f"rank{number}.log").read_text(errors="replace").strip()
-            for number in range(len(self._workers))
+            (self._session_folder / f"rank{output_rank}.log").read_text(errors="replace").strip()
+            for output_rank in range(len(self._workers))
         ]
-        output_ranks = [number for number in (rank, *range(len(rank_outputs))) if rank_outputs[number]]
+        ranks_with_output = [
+            output_rank for output_rank in (rank, *range(len(rank_outputs))) if rank_outputs[output_rank]
+        ]
         label = self._legs[self._leg_index].label
-        if not output_ranks:
-            return RunFailed(f"{label}: worker {rank} {reason}. No worker printed anything.")
-        output = rank_outputs[output_ranks[0]]
+        if not ranks_with_output:
+            return RunFailed(f"{label}: worker {rank} {failure}. No worker printed anything.")
+        output = rank_outputs[ranks_with_output[0]]
         return RunFailed(
-            f"{label}: worker {rank} {reason}. End of worker {output_ranks[0]}'s output:\n{output[-2000:]}"
+            f"{label}: worker {rank} {failure}. End of worker {ranks_with_output[0]}'s output:\n{output[-2000:]}"
         )
 
-    def _kill(self) -> None:
+    def _kill_workers(self) -> None:
         """Kill all workers and the processes that the workers started; wait until all workers have ended."""
         for worker in self._workers:
             if worker.poll() is None:
@@ -277,21 +279,24 @@ def _defer_signals() -> Iterator[None]:
         yield  # the main thread handles signals
         return
     received_signals: list[int] = []
-    handled_signals = [number for number in TERMINATING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handled_signals = [
+        signal_number for signal_number in TERMINATING_SIGNALS if signal.getsignal(signal_number) is not signal.SIG_IGN
+    ]
     previous_handlers = {
-        number: signal.signal(number, lambda number, _: received_signals.append(number)) for number in handled_signals
+        signal_number: signal.signal(signal_number, lambda signal_number, _: received_signals.append(signal_number))
+        for signal_number in handled_signals
     }
     try:
         yield
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, signal.SIG_DFL if handler is None else handler)
         if received_signals:
             signal.raise_signal(received_signals[0])
 
 
 def _remove_leftovers() -> None:
     """Remove the temporary folders of earlier sessions whose parent process was killed."""
-    for folder in Path(tempfile.gettempdir()).glob("gravac-*-run-*"):
-        if is_orphaned(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)
+    for session_folder in Path(tempfile.gettempdir()).glob("gravac-*-run-*"):
+        if is_orphaned(session_folder.name):
+            shutil.rmtree(session_folder, ignore_errors=True)

@@ -65,7 +65,7 @@ class SessionSpec:
         seed: seed of initial weights and batches.
         data: folder of the task's data; empty if the task needs no folder.
         workers: number of ranks.
-        folder: folder for the file through which the ranks connect, and for rank 0's events, ``events.jsonl``.
+        session_folder: folder for the file through which the ranks connect, and for rank 0's events, ``events.jsonl``.
         log_dir: folder of TensorBoard logs, with a subfolder for each leg, named by the leg's label; ``None``: no logs.
         counted_interface: name of the network interface whose sent bytes each rank counts; ``None`` without emulated
             links.
@@ -81,7 +81,7 @@ class SessionSpec:
     seed: int
     data: str
     workers: int
-    folder: str
+    session_folder: str
     log_dir: str | None
     counted_interface: str | None
     command_interface: str | None

@@ -44,9 +44,9 @@ def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: to
         )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # a slow import
 
-    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    precision_policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     for module in (*model.get_submodule(task.blocks).children(), model):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=precision_policy)
 
 
 def reduce_dtype(method: Method) -> torch.dtype | None:
@@ -78,7 +78,7 @@ class TorchShardedExchange(Exchange):
         super().__init__(method, module)
         assert method.torch_format is not None
         self._cf, _ = TORCH_DENSE_METHODS[method.torch_format]
-        self._elements, self._replicas = _exchanged_elements(module)
+        self._exchanged_elements, self._replica_count = _elements_and_replicas(module)
 
     @property
     def knows_exposed_time(self) -> bool:
@@ -97,14 +97,14 @@ class TorchShardedExchange(Exchange):
             steps: number of steps so far.
             world: not used: a rank averages with one rank of each other replica, and not with all ranks.
         """
-        return steps * AllReduce.wire_bytes(round(4 * self._elements / self._cf), self._replicas)
+        return steps * AllReduce.wire_bytes(round(4 * self._exchanged_elements / self._cf), self._replica_count)
 
     def decisions(self) -> list[DecisionRecord]:
         """Return a list with one record, of the only candidate (way to run steps), which never changes."""
         return [start_record(Candidate("native", DENSE, self._cf))]
 
 
-def _exchanged_elements(module: torch.nn.Module) -> tuple[int, int]:
+def _elements_and_replicas(module: torch.nn.Module) -> tuple[int, int]:
     """Return ``(elements, replicas)``: how many elements a rank sends to other replicas, and how many replicas exist.
 
     The elements are those of all shards that a rank holds, padding included.
@@ -112,7 +112,7 @@ def _exchanged_elements(module: torch.nn.Module) -> tuple[int, int]:
     Args:
         module: model in shards.
     """
-    device_meshes = [getattr(parameter, "device_mesh", None) for parameter in module.parameters()]
-    replicas, shards = next(device_mesh.shape for device_mesh in device_meshes if device_mesh is not None)
+    parameter_meshes = [getattr(parameter, "device_mesh", None) for parameter in module.parameters()]
+    replicas, shards = next(parameter_mesh.shape for parameter_mesh in parameter_meshes if parameter_mesh is not None)
     mesh = Mesh(replicas=replicas, shards=shards)
     return mesh.shard_elements(trained_shapes(module)), mesh.replicas

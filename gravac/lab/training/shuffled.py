@@ -100,9 +100,9 @@ def choices_of_run(decisions: Sequence[DecisionLike], steps: int) -> tuple[RunCh
     """
     end_steps = [*(decision.step for decision in decisions[1:]), steps]
     return tuple(
-        _choice_of_decision(decision, end - decision.step)
-        for decision, end in zip(decisions, end_steps, strict=True)
-        if end > decision.step
+        _choice_of_decision(decision, end_step - decision.step)
+        for decision, end_step in zip(decisions, end_steps, strict=True)
+        if end_step > decision.step
     )
 
 
@@ -161,9 +161,9 @@ class ShuffledController:
         return self.inner_controller.keeps_all
 
     @property
-    def sixteen_bit(self) -> bool:
+    def chooses_sixteen_bit(self) -> bool:
         """True if the inner controller may choose dense in 16 bit, besides dense in float32."""
-        return self.inner_controller.sixteen_bit
+        return self.inner_controller.chooses_sixteen_bit
 
     @property
     def chooses_every(self) -> bool:
@@ -210,7 +210,7 @@ class ShuffledController:
             measurement: not used, except that measurements are counted.
         """
         previous_candidate, following_candidate = (
-            self._candidate_at(state.candidates, self._choice_index(observed_count))
+            self._candidate_at(state.candidates, self._decided_round(observed_count))
             for observed_count in (state.observed_count, state.observed_count + 1)
         )
         reason = (
@@ -232,9 +232,9 @@ class ShuffledController:
             forecasts: forecasts of the candidates that may run.
         """
         state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), dumped["at"])
-        return state, Decision(self._candidate_at(state.candidates, self._choice_index(state.observed_count)))
+        return state, Decision(self._candidate_at(state.candidates, self._decided_round(state.observed_count)))
 
-    def _choice_index(self, observed_count: int) -> int:
+    def _decided_round(self, observed_count: int) -> int:
         """Return the number, from 0, of the round for which the controller decides.
 
         Args:
@@ -242,21 +242,23 @@ class ShuffledController:
         """
         return observed_count - 1 + self.latency if observed_count else 0
 
-    def _candidate_at(self, candidates: Sequence[Candidate], position: int) -> Candidate:
+    def _candidate_at(self, candidates: Sequence[Candidate], round_number: int) -> Candidate:
         """Return the candidate to run in a round.
 
         Args:
             candidates: candidates that may run.
-            position: number of the round, from 0, over the whole run. When all choices have run, they all run once more
-                in another random order.
+            round_number: number of the round, from 0, over the whole run. When all choices have run, they all run once
+                more in another random order.
         """
         total_rounds = sum(choice.rounds for choice in self.choices)
-        remaining_rounds = position % total_rounds
-        for block in shuffled_blocks(self.choices, self.seed + position // total_rounds):
+        remaining_rounds = round_number % total_rounds
+        for block in shuffled_blocks(self.choices, self.seed + round_number // total_rounds):
             if remaining_rounds < block.rounds:
                 return _nearest_candidate(block, candidates)
             remaining_rounds -= block.rounds
-        raise AssertionError(f"position: no block of the choices has round {position}, which is a bug of gravac")
+        raise AssertionError(
+            f"round_number: no block of the choices has round {round_number}, which is a bug of gravac"
+        )
 
 
 @dataclass(frozen=True)

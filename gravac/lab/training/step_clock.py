@@ -33,17 +33,17 @@ class StepTimes:
 class TrainingClock:
     """A clock that measures the seconds of a training step and of its phases.
 
-    In each step, the training loop calls ``mark_begin``, ``mark_inputs``, ``watch_backward``, ``mark_backward_return``
-    and ``end_step``, in this order.
+    In each step, the training loop calls ``mark_step_begin``, ``mark_inputs_ready``, ``watch_backward``,
+    ``mark_backward_return`` and ``end_step``, in this order.
     """
 
-    def mark_begin(self) -> None:
+    def mark_step_begin(self) -> None:
         """Record that a step begins now; called before the batch is fetched."""
-        self._begin_time = time.perf_counter()
+        self._step_begin_time = time.perf_counter()
 
-    def mark_inputs(self) -> None:
+    def mark_inputs_ready(self) -> None:
         """Record that the batch is ready now; called before forward."""
-        self._inputs_time = time.perf_counter()
+        self._inputs_ready_time = time.perf_counter()
 
     def watch_backward(self, loss: torch.Tensor) -> None:
         """Register a hook that records when all gradients are computed; called before ``loss.backward()``.
@@ -54,31 +54,31 @@ class TrainingClock:
         Args:
             loss: training loss, a scalar tensor.
         """
-        self._gradients_time: float | None = None
+        self._gradients_ready_time: float | None = None
 
         def queue_callback(gradient: torch.Tensor) -> None:
-            Variable._execution_engine.queue_callback(self._mark_gradients)
+            Variable._execution_engine.queue_callback(self._mark_gradients_ready)
 
         loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
     def mark_backward_return(self) -> None:
         """Record that ``loss.backward()`` has returned now."""
-        self._return_time = time.perf_counter()
+        self._backward_return_time = time.perf_counter()
 
-    def end_step(self, exposed_of: Callable[[float], float] | None = None) -> StepTimes:
+    def end_step(self, exposed_seconds_of: Callable[[float], float] | None = None) -> StepTimes:
         """Return the seconds of the step and of its phases; called at the end of the step.
 
         Args:
-            exposed_of: function that takes the seconds from the computation of the last gradient to the return of
-                backward, and returns ``StepTimes.exposed_s``. ``None``: these seconds are ``StepTimes.exposed_s``.
+            exposed_seconds_of: function that takes the seconds from the computation of the last gradient to the return
+                of backward, and returns ``StepTimes.exposed_s``. ``None``: these seconds are ``StepTimes.exposed_s``.
         """
-        end = time.perf_counter()
-        exposed_s = max(0.0, self._return_time - (self._gradients_time or self._return_time))
-        exposed_s = exposed_s if exposed_of is None else exposed_of(exposed_s)
-        input_wait_s = self._inputs_time - self._begin_time
-        step_s = end - self._begin_time
+        end_time = time.perf_counter()
+        exposed_s = max(0.0, self._backward_return_time - (self._gradients_ready_time or self._backward_return_time))
+        exposed_s = exposed_s if exposed_seconds_of is None else exposed_seconds_of(exposed_s)
+        input_wait_s = self._inputs_ready_time - self._step_begin_time
+        step_s = end_time - self._step_begin_time
         return StepTimes(step_s, input_wait_s, step_s - input_wait_s - exposed_s, exposed_s)
 
-    def _mark_gradients(self) -> None:
+    def _mark_gradients_ready(self) -> None:
         """Record that all gradients are computed now; called by the autograd engine at the end of backward."""
-        self._gradients_time = time.perf_counter()
+        self._gradients_ready_time = time.perf_counter()

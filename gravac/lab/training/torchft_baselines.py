@@ -44,30 +44,32 @@ class TorchftExchange(Exchange):
 
         super().__init__(method, model)
         assert method.torchft is not None
-        self._every, self._steps, self._manager = method.torchft.every, 0, AllRanksManager()
+        self._every, self._step_count, self._manager = method.torchft.every, 0, AllRanksManager()
         if isinstance(method.torchft, DilocoSettings):
             rate, momentum = method.torchft.rate, method.torchft.momentum
-            outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
+            outer_optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
             # bucketization sends one message for all tensors, as gravac does: the faster of torchft's two ways
-            self._algorithm = DiLoCo(self._manager, [model], optimizer, outer, self._every, use_bucketization=True)
+            self._algorithm = DiLoCo(
+                self._manager, [model], optimizer, outer_optimizer, self._every, use_bucketization=True
+            )
         else:
             self._algorithm = LocalSGD(self._manager, model, optimizer, self._every)
         self._algorithm.__enter__()  # registers hooks on the optimizer's step
-        optimizer.register_step_post_hook(self._step_ended)
+        optimizer.register_step_post_hook(self._count_step)
         self._shared_weights = self._copy_weights()
 
-    def _step_ended(self, *_: object) -> None:
+    def _count_step(self, *_: object) -> None:
         """Count a step; if torchft exchanged in this step, copy the weights, which all ranks now share.
 
         Registered as a hook on the optimizer's step after torchft's hook, so it runs after torchft's exchange.
         """
-        self._steps += 1
-        if self._steps % self._every == 0:
+        self._step_count += 1
+        if self._step_count % self._every == 0:
             self._shared_weights = self._copy_weights()
 
     def exchange_remainder(self) -> None:
         """Exchange what the ranks learned in the steps since the last exchange, if any; called after the last step."""
-        if self._steps % self._every == 0:
+        if self._step_count % self._every == 0:
             return
         if isinstance(self.method.torchft, DilocoSettings):
             for fragment in self._algorithm._fragments:  # DiLoCo has no public function that exchanges before H steps
@@ -106,7 +108,7 @@ class TorchftExchange(Exchange):
 
     def exchange_count(self) -> int | None:
         """Return the number of exchanges so far."""
-        return self._manager.step
+        return self._manager.exchange_count
 
     def exposed_seconds(self, after_last_gradient_s: float) -> float:
         """Return the seconds for which training waited for exchanges since the last call of this function.
@@ -114,8 +116,8 @@ class TorchftExchange(Exchange):
         Args:
             after_last_gradient_s: not used.
         """
-        waited_seconds, self._manager.waited_seconds = self._manager.waited_seconds, 0.0
-        return waited_seconds
+        exchange_wait_seconds, self._manager.exchange_wait_seconds = self._manager.exchange_wait_seconds, 0.0
+        return exchange_wait_seconds
 
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank has sent so far, by the formula of ring all-reduce.
@@ -143,14 +145,15 @@ class AllRanksManager:
     """A substitute for torchft's manager, for runs in which every rank always takes part and no rank fails.
 
     Attributes:
-        step: number of exchanges so far.
+        exchange_count: number of exchanges so far.
         payload_bytes: bytes that this rank handed to all-reduces so far.
-        waited_seconds: seconds of waiting for all-reduces since ``TorchftExchange.exposed_seconds`` was last called.
+        exchange_wait_seconds: seconds of waiting for all-reduces since the latest call of
+            ``TorchftExchange.exposed_seconds``.
     """
 
     def __init__(self) -> None:
-        self.step = self.payload_bytes = 0
-        self.waited_seconds = 0.0
+        self.exchange_count = self.payload_bytes = 0
+        self.exchange_wait_seconds = 0.0
         self._use_async_quorum = False  # read by DiLoCo
 
     def register_state_dict_fn(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
@@ -167,11 +170,11 @@ class AllRanksManager:
 
     def current_step(self) -> int:
         """Return the number of exchanges so far."""
-        return self.step
+        return self.exchange_count
 
     def should_commit(self) -> bool:
         """Count an exchange, and return True: torchft applies the exchanged mean, since every exchange succeeds."""
-        self.step += 1
+        self.exchange_count += 1
         return True
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> MeanInFlight:
@@ -192,7 +195,7 @@ class MeanInFlight:
 
     Args:
         tensor: tensor of any shape to average, in place.
-        manager: manager to whose ``waited_seconds`` the seconds of waiting are added.
+        manager: manager to whose ``exchange_wait_seconds`` the seconds of waiting are added.
     """
 
     def __init__(self, tensor: torch.Tensor, manager: AllRanksManager) -> None:
@@ -202,9 +205,9 @@ class MeanInFlight:
 
     def wait(self) -> bool:
         """Wait until the tensor holds the mean over the ranks; return True, as torch's ``Work`` does."""
-        began = time.perf_counter()
+        wait_start_time = time.perf_counter()
         self._work.wait()
-        self._manager.waited_seconds += time.perf_counter() - began
+        self._manager.exchange_wait_seconds += time.perf_counter() - wait_start_time
         self._tensor.div_(dist.get_world_size())
         self._future.set_result(self._tensor)
         return True

@@ -61,45 +61,46 @@ they stored, one for each postponed evaluation.
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _ProcessGroups:
     """Process groups of a session.
 
     Attributes:
-        control: process group of all ranks for rank 0's commands and for metrics, separate from the gradients' group.
-        mesh: mesh on which legs train a model in shards; ``None``: legs train with DDP, without shards.
+        control_group: process group of all ranks for rank 0's commands and for metrics, separate from that of the
+            gradients.
+        device_mesh: mesh on which legs train a model in shards; ``None``: legs train with DDP, without shards.
     """
 
-    control: dist.ProcessGroup
-    mesh: DeviceMesh | None
+    control_group: dist.ProcessGroup
+    device_mesh: DeviceMesh | None
 
 
-def train(spec: SessionSpec, index: int, rank: int, groups: _Groups) -> None:
+def train(spec: SessionSpec, leg_index: int, rank: int, groups: _ProcessGroups) -> None:
     """Train one leg until a limit of steps or seconds, or the leg's target, is reached; called on all ranks.
 
     If the leg's method is ``ALONE``, rank 0 trains without DDP, and the other ranks only wait until rank 0 has ended.
 
     Args:
         spec: specification of the session.
-        index: index of the leg in ``spec.legs``.
+        leg_index: index of the leg in ``spec.legs``.
         rank: rank of this process.
         groups: process groups of the session.
     """
-    leg = spec.legs[index]
+    leg = spec.legs[leg_index]
     trains_alone = leg.method == ALONE
     if rank == 0 or not trains_alone:
         with ExitStack() as stack:
-            training = _Training(spec, index, rank, groups, stack)
+            training = _Training(spec, leg_index, rank, groups, stack)
             if leg.evaluates:
                 training.evaluate()
-            usage = _ResourceUse(spec)
+            resource_use = _ResourceUse(spec)
             command = CONTINUE
             while command != STOP:
                 command = training.step()
                 if leg.evaluates and training.evaluate_if_due(command):
                     command = STOP  # on all ranks, since all have the same metric
-            training.report_results(usage)
+            training.report_results(resource_use)
     if trains_alone:
-        dist.barrier(group=groups.control)
+        dist.barrier(group=groups.control_group)
 
 
 class _Training:
@@ -107,26 +108,26 @@ class _Training:
 
     Args:
         spec: specification of the session.
-        index: index of the leg in ``spec.legs``.
+        leg_index: index of the leg in ``spec.legs``.
         rank: rank of this process.
         groups: process groups of the session.
         stack: stack to which the constructor adds functions that close the leg's files and end its threads.
     """
 
-    def __init__(self, spec: SessionSpec, index: int, rank: int, groups: _Groups, stack: ExitStack) -> None:
-        self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, groups.control
+    def __init__(self, spec: SessionSpec, leg_index: int, rank: int, groups: _ProcessGroups, stack: ExitStack) -> None:
+        self.spec, self.leg, self.rank, self.control_group = spec, spec.legs[leg_index], rank, groups.control_group
         trains_alone = self.leg.method == ALONE
         self.workers = 1 if trains_alone else spec.workers
         self.mesh = None if trains_alone else _mesh_of(spec)
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
         self.evaluation_model = copy.deepcopy(self.model)  # loads a postponed state, to evaluate it
-        if self.mesh is not None and groups.mesh is not None:
+        if self.mesh is not None and groups.device_mesh is not None:
             for model in (self.model, self.evaluation_model):
-                shard(self.task, model, groups.mesh, reduce_dtype(Method.parse(self.leg.method)))
+                shard(self.task, model, groups.device_mesh, reduce_dtype(Method.parse(self.leg.method)))
         self.optimizer = self.task.optimizer(self.model)
         self.samples_per_step = self.task.batch_size * self.workers
-        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.parameter_count = sum(parameter.numel() for parameter in self.model.parameters())
         self.metric = math.nan
         self.postponed_states: list[
             tuple[int, dict[str, torch.Tensor]]
@@ -134,14 +135,17 @@ class _Training:
         self.step_times: list[StepTimes] = []
         self.end_seconds = [0.0]  # seconds of training at the end of each step, after a 0 for the start of training
         self.clock = TrainingClock()
-        self.commands = _StepCommands(self.leg, self.control, trains_alone)
-        self.report = WorkerReport(spec, index, rank)
+        self.commands = _StepCommands(self.leg, self.control_group, trains_alone)
+        self.report = WorkerReport(spec, leg_index, rank)
         stack.callback(self.report.close)
         self.exchange: Exchange | None = None
         if not trains_alone:
             self._attach(stack)
         self.report.write_event(
-            "start", parameters=self.parameters, samples_per_step=self.samples_per_step, batch_size=self.task.batch_size
+            "start",
+            parameters=self.parameter_count,
+            samples_per_step=self.samples_per_step,
+            batch_size=self.task.batch_size,
         )
 
     def _attach(self, stack: ExitStack) -> None:
@@ -161,18 +165,18 @@ class _Training:
             choices=self.leg.choices,
         )
         stack.callback(self.exchange.close)
-        dist.barrier(group=self.control)
+        dist.barrier(group=self.control_group)
 
     def step(self) -> int:
         """Train one step; return rank 0's command for what follows: ``CONTINUE``, ``EVALUATE`` or ``STOP``."""
         step = len(self.step_times)
-        self.clock.mark_begin()
+        self.clock.mark_step_begin()
         self.commands.send(step, self.end_seconds[-1], self.step_times[-1].seconds if self.step_times else 0.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.task.learning_rate_at(step)
         self.optimizer.zero_grad()
         batch = self.task.batch(step, self.rank)
-        self.clock.mark_inputs()
+        self.clock.mark_inputs_ready()
         loss = self.task.loss(self.exchange.module if self.exchange else self.model, batch)
         self.clock.watch_backward(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -227,13 +231,13 @@ class _Training:
             return False
         return self.evaluate(command != CONTINUE and not in_flight)
 
-    def evaluate(self, current: bool = True) -> bool:
+    def evaluate(self, with_current_model: bool = True) -> bool:
         """Evaluate all stored copies of earlier weights, then the model itself; stop when the target is reached.
 
         Called on all ranks; the metric is the same on all ranks.
 
         Args:
-            current: whether to evaluate the model itself, besides the stored copies.
+            with_current_model: whether to evaluate the model itself, besides the stored copies.
 
         Returns:
             True if an evaluated copy or the model itself reached the leg's target.
@@ -244,7 +248,7 @@ class _Training:
             if self._evaluate_and_report(steps, self.evaluation_model):
                 return True
         with self.exchange.shared_weights() if self.exchange else nullcontext():
-            return current and self._evaluate_and_report(len(self.step_times), self.model)
+            return with_current_model and self._evaluate_and_report(len(self.step_times), self.model)
 
     def _evaluate_and_report(self, steps: int, model: torch.nn.Module) -> bool:
         """Evaluate a model, and report the metric; return True if the metric reached the leg's target.
@@ -253,11 +257,11 @@ class _Training:
             steps: number of steps that the model was trained for.
             model: model to evaluate.
         """
-        self.metric = self._metric_of(model)
+        self.metric = self._evaluated_metric(model)
         self.report.report_evaluation(steps, self.end_seconds[steps], self.metric)
         return self.leg.target is not None and self.task.metric.is_reached(self.metric, self.leg.target)
 
-    def _metric_of(self, model: torch.nn.Module) -> float:
+    def _evaluated_metric(self, model: torch.nn.Module) -> float:
         """Return a model's metric over all validation data, in the task's unit; the same number on every rank.
 
         Each rank evaluates a portion of the data, and an all-reduce adds the scores. On a mesh, the ranks of a replica
@@ -269,29 +273,29 @@ class _Training:
         score = self.task.validate(model, portion_index, portion_count)
         score_sums = torch.tensor([score.total, score.count], dtype=torch.float64)
         if self.workers > 1:
-            dist.all_reduce(score_sums, group=self.control)
+            dist.all_reduce(score_sums, group=self.control_group)
         return self.task.metric.compute(Score(float(score_sums[0]), int(score_sums[1])))
 
-    def _bytes_of_a_rank(self, interface_bytes: float) -> int:
+    def _mean_interface_bytes(self, summed_interface_bytes: float) -> int:
         """Return the number of bytes that a rank sent through its network interface, mean over the ranks.
 
         On a mesh the ranks of a replica share an interface. Each of these ranks counts all bytes of the interface.
 
         Args:
-            interface_bytes: bytes that a rank counted on its interface, summed over all ranks.
+            summed_interface_bytes: bytes that a rank counted on its interface, summed over all ranks.
         """
-        return round(interface_bytes / self.workers / (1 if self.mesh is None else self.mesh.shards))
+        return round(summed_interface_bytes / self.workers / (1 if self.mesh is None else self.mesh.shards))
 
-    def report_results(self, usage: _ResourceUse) -> None:
+    def report_results(self, resource_use: _ResourceUse) -> None:
         """Write the leg's results as the event ``end``, and for TensorBoard; called on all ranks after the last step.
 
         Args:
-            usage: processor time and network bytes of this rank, which an all-reduce adds over the ranks.
+            resource_use: processor time and network bytes of this rank, which an all-reduce adds over the ranks.
         """
-        usage_sums = usage.totals()
+        usage_sums = resource_use.totals()
         if self.leg.method != ALONE:
-            dist.all_reduce(usage_sums, group=self.control)
-        cpu_seconds, interface_bytes = usage_sums.tolist()
+            dist.all_reduce(usage_sums, group=self.control_group)
+        cpu_seconds, summed_interface_bytes = usage_sums.tolist()
         exchange = self.exchange
         counted_times = self.step_times[WARM_UP_STEPS:] or self.step_times
         if exchange and exchange.every is not None:  # a mean over steps must cover whole rounds, so no step is left out
@@ -304,7 +308,7 @@ class _Training:
             steps_s=[round(times.seconds, 6) for times in counted_times],
             cpu_seconds=cpu_seconds,
             wire_bytes=exchange.wire_bytes(len(self.step_times), self.workers) if exchange else 0,
-            interface_bytes=self._bytes_of_a_rank(interface_bytes) if self.spec.counted_interface else None,
+            interface_bytes=self._mean_interface_bytes(summed_interface_bytes) if self.spec.counted_interface else None,
             gain=exchange.mean_gain() if exchange else None,
             every=_mean_every(len(self.step_times), exchange),
             turns=decisions_as_json(exchange, self.end_seconds) if exchange else [],
@@ -329,13 +333,13 @@ class _StepCommands:
 
     Args:
         leg: leg to train, with its limits and the steps or seconds between evaluations.
-        control: process group for the commands.
+        control_group: process group for the commands.
         trains_alone: whether rank 0 trains alone; if so, no command is broadcast.
     """
 
-    def __init__(self, leg: Leg, control: dist.ProcessGroup, trains_alone: bool) -> None:
+    def __init__(self, leg: Leg, control_group: dist.ProcessGroup, trains_alone: bool) -> None:
         self._leg = leg
-        self._control = control
+        self._control_group = control_group
         self._trains_alone = trains_alone
         self._latest_evaluation = (0, 0.0)
 
@@ -366,16 +370,18 @@ class _StepCommands:
             seconds - evaluated_seconds, leg.every_seconds
         ):
             command = EVALUATE
-        self._command = torch.tensor([command])
-        self._sending = (
-            None if self._trains_alone else dist.broadcast(self._command, 0, group=self._control, async_op=True)
+        self._command_tensor = torch.tensor([command])
+        self._broadcast_work = (
+            None
+            if self._trains_alone
+            else dist.broadcast(self._command_tensor, 0, group=self._control_group, async_op=True)
         )
 
     def receive(self) -> int:
         """Wait for the broadcast that ``send`` started; return rank 0's command."""
-        if self._sending is not None:
-            self._sending.wait()
-        return int(self._command)
+        if self._broadcast_work is not None:
+            self._broadcast_work.wait()
+        return int(self._command_tensor)
 
 
 class _ResourceUse:
@@ -383,18 +389,18 @@ class _ResourceUse:
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
-        self._initial_bytes = _interface_bytes(spec)
-        self._initial_seconds = time.process_time()
+        self._initial_sent_bytes = _interface_bytes(spec)
+        self._initial_cpu_seconds = time.process_time()
 
     def totals(self) -> torch.Tensor:
         """Return a float64 tensor of shape ``(2,)``: processor seconds, and bytes sent, since this object was made."""
-        cpu_seconds = time.process_time() - self._initial_seconds
-        sent_bytes = _interface_bytes(self._spec) - self._initial_bytes
+        cpu_seconds = time.process_time() - self._initial_cpu_seconds
+        sent_bytes = _interface_bytes(self._spec) - self._initial_sent_bytes
         return torch.tensor([cpu_seconds, sent_bytes], dtype=torch.float64)
 
 
 def _is_reached(number: float, limit: float | None) -> bool:
-    """True if the amount is equal to the bound or above; False if the bound is ``None``."""
+    """True if the number is equal to the limit or above; False if the limit is ``None``."""
     return limit is not None and number >= limit
 
 
@@ -464,8 +470,8 @@ def _new_control_group(spec: SessionSpec) -> dist.ProcessGroup:
     if spec.command_interface is not None:
         os.environ[INTERFACE_VARIABLE] = spec.command_interface  # gloo reads the variable whenever it makes a group
     try:
-        group: dist.ProcessGroup = dist.new_group(backend="gloo")
-        return group
+        control_group: dist.ProcessGroup = dist.new_group(backend="gloo")
+        return control_group
     finally:
         if exchange_interface is not None:
             os.environ[INTERFACE_VARIABLE] = exchange_interface
@@ -492,16 +498,16 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{spec.folder}/store",
+        init_method=f"file://{spec.session_folder}/store",
         rank=rank,
         world_size=spec.workers,
         timeout=timedelta(minutes=10),
     )
     try:
         mesh = _mesh_of(spec)
-        groups = _Groups(_new_control_group(spec), None if mesh is None else device_mesh(mesh))
-        for index in range(len(spec.legs)):
-            train(spec, index, rank, groups)
+        groups = _ProcessGroups(_new_control_group(spec), None if mesh is None else device_mesh(mesh))
+        for leg_index in range(len(spec.legs)):
+            train(spec, leg_index, rank, groups)
     finally:
         dist.destroy_process_group()
     return 0

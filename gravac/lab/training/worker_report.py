@@ -30,16 +30,18 @@ class WorkerReport:
 
     Args:
         spec: specification of the session.
-        leg: index of the leg in ``spec.legs``.
+        leg_index: index of the leg in ``spec.legs``.
         rank: rank of this process.
     """
 
-    def __init__(self, spec: SessionSpec, leg: int, rank: int) -> None:
-        self._leg = leg
-        self._events_file = open(Path(spec.folder, "events.jsonl"), "a") if rank == 0 else None  # noqa: SIM115
-        folder = log_folder(spec, spec.legs[leg])
-        self._summary_writer: Any = SummaryWriter(str(folder)) if rank == 0 and folder is not None else None
-        self._previous_line_time = -math.inf
+    def __init__(self, spec: SessionSpec, leg_index: int, rank: int) -> None:
+        self._leg_index = leg_index
+        self._events_file = open(Path(spec.session_folder, "events.jsonl"), "a") if rank == 0 else None  # noqa: SIM115
+        leg_log_folder = log_folder(spec, spec.legs[leg_index])
+        self._summary_writer: Any = (
+            SummaryWriter(str(leg_log_folder)) if rank == 0 and leg_log_folder is not None else None
+        )
+        self._previous_step_line_time = -math.inf
 
     def write_event(self, event: str, **fields: Any) -> None:
         """Append an event to ``events.jsonl`` as one JSON line, and flush the file.
@@ -49,7 +51,7 @@ class WorkerReport:
             fields: further fields of the JSON line, besides the kind and the index of the leg.
         """
         if self._events_file:
-            self._events_file.write(json.dumps({"event": event, "leg": self._leg, **fields}) + "\n")
+            self._events_file.write(json.dumps({"event": event, "leg": self._leg_index, **fields}) + "\n")
             self._events_file.flush()
 
     def report_step(
@@ -66,8 +68,8 @@ class WorkerReport:
         """
         if self._summary_writer:
             self._summary_writer.add_scalar("loss/training", loss, step)
-        if self._events_file and time.monotonic() - self._previous_line_time >= REPORT_INTERVAL_S:
-            self._previous_line_time = time.monotonic()
+        if self._events_file and time.monotonic() - self._previous_step_line_time >= REPORT_INTERVAL_S:
+            self._previous_step_line_time = time.monotonic()
             field_names = ("mode", "cf", "gain", "every")
             method_fields = {name: getattr(exchange, name) if exchange else None for name in field_names}
             samples_per_s = step * samples_per_step / training_seconds

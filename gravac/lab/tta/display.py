@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay, wide_console
 from gravac.lab.links.link import PACED
-from gravac.lab.links.network import available
+from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.training.methods import compression_name_at_cf
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
@@ -37,14 +37,14 @@ class TtaLive(ProgressDisplay):
     def __init__(self, console: Console, paced: bool) -> None:
         self.failures = 0
         self._console = console
-        self._note = f" ({PACED})" if paced else ""
+        self._paced_note = f" ({PACED})" if paced else ""
         self._record_count = self._existing_count = self._finished_count = 0
-        self._begin_time = self._latest_line_time = time.monotonic()
-        self._metric = ""
+        self._start_time = self._latest_line_time = time.monotonic()
+        self._metric_text = ""
         if console.is_terminal:
             columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()]
             self._progress = Progress(*columns, TextColumn("{task.fields[state]}"), console=console)
-            self._bar = self._progress.add_task("runs" + self._note, total=None, state="")
+            self._progress_bar_id = self._progress.add_task("runs" + self._paced_note, total=None, state="")
 
     def show_plan(self, record_count: int, existing_count: int) -> None:
         """Set the progress bar's length, and print how many of the needed runs the result file has already.
@@ -57,7 +57,7 @@ class TtaLive(ProgressDisplay):
         if existing_count:
             self._print(f"{existing_count} of {record_count} runs are in the result file already and are not repeated")
         if self._progress:
-            self._progress.update(self._bar, total=record_count, completed=existing_count)
+            self._progress.update(self._progress_bar_id, total=record_count, completed=existing_count)
 
     def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
         """Print a line if the result file has runs of another commit than the present code.
@@ -72,81 +72,82 @@ class TtaLive(ProgressDisplay):
                 "added to the file; use --mixed to show runs of several commits in one table"
             )
 
-    def show_start(self, cell: str, leg: Leg) -> None:
+    def show_start(self, cell_text: str, leg: Leg) -> None:
         """Show that a leg (the training of a fresh model with one method) starts.
 
         Args:
-            cell: text that names task, link and seed of the leg.
+            cell_text: text that names task, link and seed of the leg.
             leg: leg that starts.
         """
-        self._show_state(f"{cell}: {leg.method}: starting")
+        self._show_state(f"{cell_text}: {leg.method}: starting")
 
-    def show_event(self, cell: str, leg: Leg, event: Event) -> None:
+    def show_event(self, cell_text: str, leg: Leg, event: Event) -> None:
         """Show a step that rank 0 reported, with the latest validation metric; remember a reported metric.
 
         Args:
-            cell: text that names task, link and seed of the leg.
+            cell_text: text that names task, link and seed of the leg.
             leg: leg that the event belongs to.
             event: event of rank 0; ``"event"`` is its kind.
         """
         if event["event"] == "start":
-            self._metric = ""
+            self._metric_text = ""
         elif event["event"] == "evaluation":
-            self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
+            self._metric_text = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
-            choice = (
+            compression_text = (
                 "" if event["cf"] is None else f"  {compression_name_at_cf(leg.method, event['cf'], event['mode'])}"
             )
-            choice += f" every {event['every']} steps" if event.get("every") else ""
+            compression_text += f" every {event['every']} steps" if event.get("every") else ""
             self._show_state(
-                f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{choice}"
+                f"{cell_text}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric_text}"
+                f"{compression_text}"
             )
 
     def show_finished_run(self, run: TrainingRecord) -> None:
         """Print a line with the result of a finished run, and advance the progress bar."""
         self._finished_count += 1
-        result = (
+        result_text = (
             f"target after {run.tta_s:.1f} s"
             if run.tta_s is not None
             else f"target not reached within {run.seconds:.0f} s"
         )
-        mark = " (factored)" if run.factored else ""
+        factored_mark = " (factored)" if run.factored else ""
         self._print(
-            f"{task_name(run)} {run.link} seed {run.seed}: {run.method}: {result}, {run.steps} steps of "
-            f"{1000 * run.step_s:.0f} ms{mark}{self._note}"
+            f"{task_name(run)} {run.link} seed {run.seed}: {run.method}: {result_text}, {run.steps} steps of "
+            f"{1000 * run.step_s:.0f} ms{factored_mark}{self._paced_note}"
         )
         if self._progress:
-            self._progress.update(self._bar, completed=self._existing_count + self._finished_count)
+            self._progress.update(self._progress_bar_id, completed=self._existing_count + self._finished_count)
 
-    def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
+    def show_failed_leg(self, cell_text: str, leg: Leg, error: RunFailed) -> None:
         """Print that a leg (the training of a fresh model with one method) failed, and count the failure.
 
         Args:
-            cell: text that names task, link and seed of the leg.
+            cell_text: text that names task, link and seed of the leg.
             leg: leg that failed.
             error: error with the end of a worker's output.
         """
         self.failures += 1
-        self._print(f"{cell}: the run of {leg.method} FAILED and is left out: {error}")
+        self._print(f"{cell_text}: the run of {leg.method} FAILED and is left out: {error}")
 
     def _remaining_time(self) -> str:
         """Return a text such as ``"  about 12 min left"``; empty before the first run has finished."""
         if not self._finished_count:
             return ""
-        seconds_per_run = (time.monotonic() - self._begin_time) / self._finished_count
+        seconds_per_run = (time.monotonic() - self._start_time) / self._finished_count
         remaining_s = seconds_per_run * max(0, self._record_count - self._existing_count - self._finished_count)
         return f"  about {remaining_s / 60:.0f} min left" if remaining_s >= 90 else f"  about {remaining_s:.0f} s left"
 
-    def _show_state(self, state: str) -> None:
+    def _show_state(self, state_text: str) -> None:
         """Show a text beside the progress bar; without a bar, print it at most every ``PROGRESS_SECONDS`` seconds.
 
         Args:
-            state: text that says what runs now.
+            state_text: text that says what runs now.
         """
         if self._progress:
-            self._progress.update(self._bar, state=escape(state) + self._remaining_time())
+            self._progress.update(self._progress_bar_id, state=escape(state_text) + self._remaining_time())
         elif time.monotonic() - self._latest_line_time >= PROGRESS_SECONDS:
-            self._print(state + self._note + self._remaining_time())
+            self._print(state_text + self._paced_note + self._remaining_time())
 
     def _print(self, text: str) -> None:
         """Print a line of plain text, and remember the time of printing."""
@@ -174,13 +175,13 @@ def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
             down the exchange instead.
     """
     console = wide_console(console)
-    pacing_reason = "requested by --paced" if matrix.paced else available()
+    pacing_reason = "requested by --paced" if matrix.paced else emulation_obstacle()
     if pacing_reason is not None and not matrix.paced:
         matrix = RunMatrix(**{**vars(matrix), "paced": True})
     if pacing_reason is not None:
         console.print(f"Links: {PACED} ({pacing_reason}).", highlight=False, soft_wrap=True, markup=False)
-    with TtaLive(console, matrix.paced) as live:
-        runs = run_matrix(matrix, live)
+    with TtaLive(console, matrix.paced) as tta_display:
+        runs = run_matrix(matrix, tta_display)
     selected_runs = [
         run
         for run in runs
@@ -191,7 +192,7 @@ def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
         console.print(
             f"Results written to {matrix.json}. For a page: gravac report {matrix.json} --out DIR", soft_wrap=True
         )
-    return live.failures
+    return tta_display.failures
 
 
 def task_name(run: TrainingRecord) -> str:
@@ -213,8 +214,8 @@ def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
         run_table.add_column(heading, no_wrap=True)
     for heading in ("TTA s", "steps", "every", "ms a step", "samples/s", "MB sent", "gain"):
         run_table.add_column(heading, justify="right", no_wrap=True)
-    order = sorted(runs, key=lambda run: (run.task, run.link, run.seed, run.tta_s is None, run.tta_s or 0))
-    for run in order:
+    sorted_runs = sorted(runs, key=lambda run: (run.task, run.link, run.seed, run.tta_s is None, run.tta_s or 0))
+    for run in sorted_runs:
         run_table.add_row(
             task_name(run),
             run.link,

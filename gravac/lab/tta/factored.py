@@ -21,7 +21,7 @@ from gravac.lab.tta.record import Split, TrainingRecord, first_reached
 def factored_record(
     unthrottled_record: TrainingRecord,
     link: str,
-    probes: Sequence[Event],
+    end_events: Sequence[Event],
     limit_s: float,
     reference: TrainingRecord,
     stamp: Stamp | None = None,
@@ -33,25 +33,25 @@ def factored_record(
     Args:
         unthrottled_record: record of the method's run on the unthrottled link.
         link: the link as text, such as ``"100mbit"``.
-        probes: ``end`` events of the short runs on the link; the median of all their step times counts.
+        end_events: ``end`` events of the short runs on the link; the median of all their step times counts.
         limit_s: seconds of training after which a run on the link would have to stop.
         reference: record of the reference run, from which the scaling efficiency is computed.
         stamp: commit, time and machine's speed of the short runs; ``None``: not recorded.
     """
-    steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
-    step_s = statistics.median(steps_s)
+    step_times_s = [seconds for end_event in end_events for seconds in end_event["steps_s"]]
+    step_s = statistics.median(step_times_s)
     samples_per_s = unthrottled_record.samples_per_s * unthrottled_record.step_s / step_s
-    probe_steps = sum(probe["step"] for probe in probes)
-    steps_ratio = unthrottled_record.steps / probe_steps
-    probe_split: dict[str, Any] | None = probes[-1]["split"]
-    probe_bytes = [probe["interface_bytes"] for probe in probes]
+    timed_steps = sum(end_event["step"] for end_event in end_events)
+    steps_ratio = unthrottled_record.steps / timed_steps
+    timed_split: dict[str, Any] | None = end_events[-1]["split"]
+    timed_bytes = [end_event["interface_bytes"] for end_event in end_events]
     return _with_step_time(unthrottled_record, step_s, limit_s).model_copy(
         update={
             "link": link,
             "samples_per_s": samples_per_s,
             "efficiency": efficiency(samples_per_s, reference),
-            "interface_bytes": None if None in probe_bytes else round(steps_ratio * sum(probe_bytes)),
-            "split": None if probe_split is None else Split(**probe_split),
+            "interface_bytes": None if None in timed_bytes else round(steps_ratio * sum(timed_bytes)),
+            "split": None if timed_split is None else Split(**timed_split),
             "stamp": stamp,
         }
     )
@@ -69,11 +69,13 @@ def factored_record_of_seed(
         timed_record: factored record of the method on the link with another seed, which has the seconds of a step.
         limit_s: seconds of training after which a run on the link would have to stop.
     """
-    update = {name: getattr(timed_record, name) for name in ("link", "samples_per_s", "efficiency", "split", "stamp")}
+    updated_fields = {
+        name: getattr(timed_record, name) for name in ("link", "samples_per_s", "efficiency", "split", "stamp")
+    }
     timed_bytes = timed_record.interface_bytes
     steps_ratio = unthrottled_record.steps / timed_record.steps
-    update["interface_bytes"] = None if timed_bytes is None else round(steps_ratio * timed_bytes)
-    return _with_step_time(unthrottled_record, timed_record.step_s, limit_s).model_copy(update=update)
+    updated_fields["interface_bytes"] = None if timed_bytes is None else round(steps_ratio * timed_bytes)
+    return _with_step_time(unthrottled_record, timed_record.step_s, limit_s).model_copy(update=updated_fields)
 
 
 def _with_step_time(unthrottled_record: TrainingRecord, step_s: float, limit_s: float) -> TrainingRecord:
@@ -87,13 +89,13 @@ def _with_step_time(unthrottled_record: TrainingRecord, step_s: float, limit_s: 
     target_point = first_reached(
         unthrottled_record.curve, unthrottled_record.target, unthrottled_record.higher_is_better
     )
-    tta = target_point[1] * step_s if target_point else None
+    tta_s = target_point[1] * step_s if target_point else None
     return unthrottled_record.model_copy(
         update={
             "step_s": step_s,
             "seconds": unthrottled_record.steps * step_s,
             "limit_s": limit_s,
-            "tta_s": tta,
+            "tta_s": tta_s,
             "curve": tuple(
                 point.model_copy(update={"seconds": point.step * step_s}) for point in unthrottled_record.curve
             ),

@@ -116,32 +116,32 @@ class RunMatrix:
             )
         if self.more_seeds < 0:
             raise ValueError(f"more_seeds: {self.more_seeds} is below 0; use 2, or 0 for none")
-        for name in ("tasks", "links", "methods", "seeds"):
-            if not getattr(self, name):
-                raise ValueError(f"{name}: () is empty; give at least one of the {name}")
+        for setting_name in ("tasks", "links", "methods", "seeds"):
+            if not getattr(self, setting_name):
+                raise ValueError(f"{setting_name}: () is empty; give at least one of the {setting_name}")
         for task in self.tasks:
             self.task(task, 0)
-        for text in self.links:
-            link = parse_link(text)
+        for link_text in self.links:
+            link = parse_link(link_text)
             if self.paced and (len(link.phases) > 1 or link.delay_ms or link.loss_percent):
                 raise ValueError(
-                    f"link: {text!r} cannot be paced, since pacing imitates only a constant rate, not delay or loss; "
-                    "use a plain rate such as 100mbit, or emulated links"
+                    f"link: {link_text!r} cannot be paced, since pacing imitates only a constant rate, not delay or "
+                    "loss; use a plain rate such as 100mbit, or emulated links"
                 )
             if self.factored and len(link.phases) > 1:
                 raise ValueError(
-                    f"link: {text!r} changes its rate during training, so a run's time is not the number of steps x "
-                    "the time of a step, as factored computes the time; leave factored out, or use a link of constant "
-                    "rate such as 100mbit"
+                    f"link: {link_text!r} changes its rate during training, so a run's time is not the number of "
+                    "steps x the time of a step, as factored computes the time; leave factored out, or use a link of "
+                    "constant rate such as 100mbit"
                 )
-        for text in self.methods:
-            method = Method.parse(text)
+        for method_text in self.methods:
+            method = Method.parse(method_text)
             if method.missing_package_message is not None:
                 raise ValueError(method.missing_package_message)
             if self.paced and (method.powersgd_rank is not None or method.torchft is not None):
                 raise ValueError(
-                    f"method: {text!r} cannot be paced, since gravac can slow down only its own exchange to the link's "
-                    "rate; leave the method out, or use emulated links"
+                    f"method: {method_text!r} cannot be paced, since gravac can slow down only its own exchange to the "
+                    "link's rate; leave the method out, or use emulated links"
                 )
         if self.times_each_seed and not self.factored:
             raise ValueError(
@@ -167,16 +167,16 @@ class RunMatrix:
                 f"mesh: {mesh} cannot be paced, since gravac cannot slow down torch's own exchange between replicas; "
                 "use emulated links, which need Linux and root"
             )
-        for name in self.tasks:
-            if name in TASKS and not TASKS[name].blocks:
+        for task_name in self.tasks:
+            if task_name in TASKS and not TASKS[task_name].blocks:
                 sharded_tasks = ", ".join(task for task in TASKS if TASKS[task].blocks)
                 raise ValueError(
-                    f"task: {name!r} has no blocks by which its model could be cut into shards; with a mesh use "
+                    f"task: {task_name!r} has no blocks by which its model could be cut into shards; with a mesh use "
                     f"{sharded_tasks}"
                 )
-        for text in self.methods:
-            if (refusal := Method.parse(text).mesh_error_message) is not None:
-                raise ValueError(refusal)
+        for method_text in self.methods:
+            if (error_message := Method.parse(method_text).mesh_error_message) is not None:
+                raise ValueError(error_message)
 
     @property
     def mesh_text(self) -> str | None:

@@ -46,34 +46,36 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
     Args:
         runs: records of runs.
     """
-    shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
-    steps = []
+    shapes_by_model: dict[tuple[str, float], list[tuple[int, ...]]] = {}
+    step_observations = []
     for run in runs:
         method = Method.parse(run.method)
         if run.adaptive or run.paced or run.split is None or not (method.torch_format or method.uses_gravac):
             continue
         if method.has_local_steps or run.mesh is not None:
             continue
-        key = (run.task, run.scale)
-        if key not in shapes:
+        task_and_scale = (run.task, run.scale)
+        if task_and_scale not in shapes_by_model:
             model = make(run.task, scale=run.scale).model()
-            shapes[key] = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
-        elements = sum(math.prod(shape) for shape in shapes[key])
-        formats: dict[str | None, Format] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-        steps.append(
+            shapes_by_model[task_and_scale] = [
+                tuple(weight.shape) for weight in model.parameters() if weight.requires_grad
+            ]
+        elements = sum(math.prod(shape) for shape in shapes_by_model[task_and_scale])
+        format_by_method: dict[str | None, Format] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+        step_observations.append(
             Observation(
-                shapes=shapes[key],
+                shapes=shapes_by_model[task_and_scale],
                 compressor=method.base,
                 cf=method.cf or 1.0,
                 compute_s=run.split.compute,
                 world=run.workers,
                 step_s=run.step_s,
                 buckets=max(1, math.ceil(4 * elements / (bucket_mb(method, elements) * 2**20))),
-                dense=formats.get(method.torch_format, "float32"),
+                dense=format_by_method.get(method.torch_format, "float32"),
                 link=run.link,
             )
         )
-    return steps
+    return step_observations
 
 
 def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed: int = 0) -> HeldOutFit:
@@ -92,6 +94,6 @@ def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed:
             f"steps: {len(steps)} observations are too few to hold two thirds out; measure {MIN_OBSERVATIONS} or more"
         )
     shuffled_steps = [steps[index] for index in np.random.default_rng(seed).permutation(len(steps))]
-    third = len(steps) // 3
-    fitted_model, held_out = fit(shuffled_steps[:third], machine), tuple(shuffled_steps[third:])
+    fitted_count = len(steps) // 3
+    fitted_model, held_out = fit(shuffled_steps[:fitted_count], machine), tuple(shuffled_steps[fitted_count:])
     return HeldOutFit(fitted_model, held_out, tuple(fitted_model.error(step) for step in held_out))

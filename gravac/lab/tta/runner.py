@@ -42,7 +42,7 @@ STEP_TIME_RUN_STEPS = WARM_UP_STEPS + 8
 """Number of steps of a short run that measures the seconds of a step on a link; each method has two such runs."""
 
 
-Methods = Mapping[tuple[str, str], Sequence[Method]]
+MethodsByTaskAndLink = Mapping[tuple[str, str], Sequence[Method]]
 """Methods to run, by ``(name of the task, text of the link)``."""
 
 
@@ -76,7 +76,7 @@ class FinishedLeg:
 
 
 def finished_legs(
-    run: TrainingRun, legs: Sequence[Leg], watch: Callable[[Event], None] = lambda event: None
+    run: TrainingRun, legs: Sequence[Leg], on_event: Callable[[Event], None] = lambda event: None
 ) -> Iterator[FinishedLeg]:
     """Yield each leg of a session, with its results, as soon as the leg has ended.
 
@@ -86,21 +86,21 @@ def finished_legs(
     Args:
         run: the session, whose workers have been started.
         legs: legs of the session, in order.
-        watch: function that is called with each event of rank 0, in order; its result is not used.
+        on_event: function that is called with each event of rank 0, in order; its result is not used.
 
     Raises:
         RunFailed: a leg failed. All earlier legs have been yielded.
     """
-    start: Event = {}
+    start_event: Event = {}
     curve: list[CurvePoint] = []
     for event in run.events():
-        watch(event)
+        on_event(event)
         if event["event"] == "start":
-            start, curve = event, []
+            start_event, curve = event, []
         elif event["event"] == "evaluation":
             curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
         elif event["event"] == "end":
-            yield FinishedLeg(legs[event["leg"]], start, event, tuple(curve))
+            yield FinishedLeg(legs[event["leg"]], start_event, event, tuple(curve))
 
 
 def run_matrix(matrix: RunMatrix, watcher: Watcher) -> list[TrainingRecord]:
@@ -138,8 +138,8 @@ class _MatrixRunner:
         self.watcher = watcher
         file_exists = matrix.json is not None and matrix.json.exists()
         self.runs = record.read([matrix.json]) if file_exists and matrix.json else []
-        codes = {UNRECORDED if run.stamp is None else run.stamp.code for run in self.runs}
-        self.watcher.show_commits(stamp().code, sorted(codes))
+        existing_codes = {UNRECORDED if run.stamp is None else run.stamp.code for run in self.runs}
+        self.watcher.show_commits(stamp().code, sorted(existing_codes))
         self.methods = [Method.parse(text) for text in matrix.methods]
 
     def run(self) -> list[TrainingRecord]:
@@ -162,7 +162,7 @@ class _MatrixRunner:
             self._run_seed(seed, spread_methods)
         return self.runs
 
-    def _run_seed(self, seed: int, methods: Methods) -> None:
+    def _run_seed(self, seed: int, methods: MethodsByTaskAndLink) -> None:
         """Train methods on tasks and links with one seed; the reference run of each task trains first.
 
         Args:
@@ -170,21 +170,21 @@ class _MatrixRunner:
             methods: methods to run, by task and link.
         """
         for task in self.matrix.tasks:
-            by_link = {link: methods[method_task, link] for method_task, link in methods if method_task == task}
-            if not any(by_link.values()):
+            methods_by_link = {link: methods[method_task, link] for method_task, link in methods if method_task == task}
+            if not any(methods_by_link.values()):
                 continue
-            reference = self._reference_record(task, seed)
+            reference = self._find_or_train_reference(task, seed)
             if self.matrix.factored:
                 static_methods = [
                     method
                     for method in self.methods
                     if method.has_constant_step_time
-                    and any(method in link_methods for link_methods in by_link.values())
+                    and any(method in link_methods for link_methods in methods_by_link.values())
                 ]
                 # unthrottled runs to the target give the number of steps, which is the same on all links
                 self._run_in_full(reference, parse_link(UNTHROTTLED), static_methods)
-            for text, link_methods in by_link.items():
-                link = parse_link(text)
+            for link_text, link_methods in methods_by_link.items():
+                link = parse_link(link_text)
                 if self.matrix.factored:
                     self._run_factored(
                         reference, link, [method for method in link_methods if method.has_constant_step_time]
@@ -202,12 +202,12 @@ class _MatrixRunner:
             runs = [run for run in self.runs if self._is_of_cell(run, task, link) and run.method == method.text]
             times_to_target = [run.tta_s for run in runs if run.tta_s is not None]
             if len(times_to_target) == len(runs) > 1:
-                spread = max(times_to_target) - min(times_to_target)
-                if spread > SPREAD * statistics.median(times_to_target):
+                spread_s = max(times_to_target) - min(times_to_target)
+                if spread_s > SPREAD * statistics.median(times_to_target):
                     spread_methods.append(method)
         return spread_methods
 
-    def _count_records(self, seeds: Sequence[int], methods: Methods) -> tuple[int, int]:
+    def _count_records(self, seeds: Sequence[int], methods: MethodsByTaskAndLink) -> tuple[int, int]:
         """Return ``(needed, existing)``: number of records that are needed, and how many of these exist already.
 
         Reference runs, runs that ``matched:`` methods repeat, and unthrottled runs for factored records are included.
@@ -216,27 +216,30 @@ class _MatrixRunner:
             seeds: seeds of the runs.
             methods: methods to run, by task and link.
         """
-        keys = set()
+        run_keys = set()
         for (task, link), link_methods in methods.items():
             for seed in seeds if link_methods else ():
-                keys.add(_RunKey(task, UNTHROTTLED, REFERENCE_METHOD, seed))
-                keys |= {
-                    _RunKey(task, link, name, seed)
+                run_keys.add(_RunKey(task, UNTHROTTLED, REFERENCE_METHOD, seed))
+                run_keys |= {
+                    _RunKey(task, link, method_text, seed)
                     for method in link_methods
-                    for name in (method.text, method.matched_to)
-                    if name
+                    for method_text in (method.text, method.matched_to)
+                    if method_text
                 }
                 if self.matrix.factored:
-                    keys |= {
+                    run_keys |= {
                         _RunKey(task, UNTHROTTLED, method.text, seed)
                         for method in link_methods
                         if method.has_constant_step_time
                     }
-        return len(keys), sum(self._find_record(key.task, key.link, key.method, key.seed) is not None for key in keys)
+        return len(run_keys), sum(
+            self._find_record(run_key.task, run_key.link, run_key.method, run_key.seed) is not None
+            for run_key in run_keys
+        )
 
     # sessions of workers: reference runs, runs to the target, and short runs that only measure the time of a step
 
-    def _reference_record(self, task: str, seed: int) -> TrainingRecord:
+    def _find_or_train_reference(self, task: str, seed: int) -> TrainingRecord:
         """Return the record of the reference run of a task and seed; train the run if there is no record yet.
 
         The reference run trains with plain DDP over an unthrottled link, and sets the target. The same session of
@@ -254,7 +257,7 @@ class _MatrixRunner:
             Leg(ALONE, ALONE, steps=min(ALONE_STEPS, budget)),
             Leg(
                 REFERENCE_METHOD,
-                self._label(task, UNTHROTTLED, REFERENCE_METHOD, seed),
+                self._leg_label(task, UNTHROTTLED, REFERENCE_METHOD, seed),
                 steps=budget,
                 every_steps=reference_task.steps_per_evaluation,
             ),
@@ -270,7 +273,7 @@ class _MatrixRunner:
             )
         efficiency_of_reference = run.samples_per_s / (self.matrix.workers * alone_samples_per_s)
         run = run.model_copy(update={"efficiency": efficiency_of_reference})
-        self._add(run)
+        self._add_record(run)
         return run
 
     def _run_in_full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
@@ -288,29 +291,35 @@ class _MatrixRunner:
         task, seed = reference.task, reference.seed
         assert reference.tta_s is not None
         limit_s = self.matrix.limit * reference.tta_s
-        by_text = {needed.text: needed for method in methods for needed in (method, *self._prerequisites(method))}
+        method_by_text = {
+            needed_method.text: needed_method
+            for method in methods
+            for needed_method in (method, *self._prerequisites(method))
+        }
         missing_methods = [
-            method for method in by_text.values() if not self._find_record(task, str(link), method.text, seed)
+            method for method in method_by_text.values() if not self._find_record(task, str(link), method.text, seed)
         ]
         missing_methods.sort(key=lambda method: method.matched_to is not None)
-        shared_session = [method for method in missing_methods if not method.adaptive and len(link.phases) == 1]
-        sessions = [shared_session] if shared_session else []
-        sessions += [[method] for method in missing_methods if method not in shared_session]
-        evaluation_interval = self.matrix.task(task, seed).steps_per_evaluation
-        for session in sessions:
+        shared_session_methods = [method for method in missing_methods if not method.adaptive and len(link.phases) == 1]
+        methods_of_sessions = [shared_session_methods] if shared_session_methods else []
+        methods_of_sessions += [[method] for method in missing_methods if method not in shared_session_methods]
+        steps_per_evaluation = self.matrix.task(task, seed).steps_per_evaluation
+        for session_methods in methods_of_sessions:
             legs = [
                 Leg(
                     method.text,
-                    self._label(task, str(link), method.text, seed),
+                    self._leg_label(task, str(link), method.text, seed),
                     seconds=limit_s,
                     target=reference.target,
-                    every_steps=evaluation_interval,
+                    every_steps=steps_per_evaluation,
                     choices=self._choices_to_repeat(task, str(link), method, seed),
                 )
-                for method in session
+                for method in session_methods
             ]
             for finished_leg in self._run_in_sessions(task, link, seed, legs):
-                self._add(self._make_record(task, link, seed, finished_leg, reference.target, limit_s, reference))
+                self._add_record(
+                    self._make_record(task, link, seed, finished_leg, reference.target, limit_s, reference)
+                )
 
     def _prerequisites(self, method: Method) -> list[Method]:
         """Return the method whose choices a ``matched:`` method repeats, in a list; an empty list for other methods."""
@@ -337,34 +346,39 @@ class _MatrixRunner:
             static_methods: methods without controller and without local steps, except those whose records exist.
         """
         task, seed = reference.task, reference.seed
-        missing_pairs = [
-            (method, unthrottled)
+        methods_to_factor = [
+            (method, unthrottled_record)
             for method in static_methods
             if not self._find_record(task, str(link), method.text, seed)
-            and (unthrottled := self._find_record(task, UNTHROTTLED, method.text, seed))
+            and (unthrottled_record := self._find_record(task, UNTHROTTLED, method.text, seed))
         ]
-        if not missing_pairs:
+        if not methods_to_factor:
             return
         assert reference.tta_s is not None
         limit_s = self.matrix.limit * reference.tta_s
         factored_runs = (run for run in self.runs if self._is_of_cell(run, task, str(link)) and run.factored)
-        timed_runs = {run.method: run for run in factored_runs if run.seed == seed or not self.matrix.times_each_seed}
-        if any(method.text not in timed_runs for method, _ in missing_pairs):
+        timed_run_by_method = {
+            run.method: run for run in factored_runs if run.seed == seed or not self.matrix.times_each_seed
+        }
+        if any(method.text not in timed_run_by_method for method, _ in methods_to_factor):
             legs = [
-                Leg(method.text, f"{method.text} step time", steps=STEP_TIME_RUN_STEPS) for method, _ in missing_pairs
+                Leg(method.text, f"{method.text} step time", steps=STEP_TIME_RUN_STEPS)
+                for method, _ in methods_to_factor
             ] * 2
-            probes: dict[str, list[FinishedLeg]] = defaultdict(list)
+            timing_legs_by_method: dict[str, list[FinishedLeg]] = defaultdict(list)
             for finished_leg in self._run_in_sessions(task, link, seed, legs):
-                probes[finished_leg.leg.method].append(finished_leg)
-            for method, unthrottled in missing_pairs:
-                if method_probes := probes[method.text]:
-                    end_events = [finished_leg.end for finished_leg in method_probes]
-                    self._add(
-                        factored_record(unthrottled, str(link), end_events, limit_s, reference, method_probes[-1].stamp)
+                timing_legs_by_method[finished_leg.leg.method].append(finished_leg)
+            for method, unthrottled_record in methods_to_factor:
+                if timing_legs := timing_legs_by_method[method.text]:
+                    end_events = [finished_leg.end for finished_leg in timing_legs]
+                    self._add_record(
+                        factored_record(
+                            unthrottled_record, str(link), end_events, limit_s, reference, timing_legs[-1].stamp
+                        )
                     )
             return
-        for method, unthrottled in missing_pairs:
-            self._add(factored_record_of_seed(unthrottled, timed_runs[method.text], limit_s))
+        for method, unthrottled_record in methods_to_factor:
+            self._add_record(factored_record_of_seed(unthrottled_record, timed_run_by_method[method.text], limit_s))
 
     def _run_in_sessions(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
         """Train legs one after another, and yield each leg that ends without failing.
@@ -394,18 +408,18 @@ class _MatrixRunner:
             log_dir=matrix.log_dir,
             mesh=matrix.mesh,
         )
-        cell = f"{task}{self._mesh_suffix} {link} seed {seed}"
-        hosts = matrix.workers if matrix.mesh is None else matrix.mesh.replicas
+        cell_text = f"{task}{self._mesh_suffix} {link} seed {seed}"
+        link_count = matrix.workers if matrix.mesh is None else matrix.mesh.replicas
         remaining_legs = list(legs)
         while remaining_legs:
             ended_count, idle_stamp = 0, stamp()
-            self.watcher.show_start(cell, remaining_legs[0])
+            self.watcher.show_start(cell_text, remaining_legs[0])
             try:
                 with ExitStack() as stack:
-                    network = None if matrix.paced else stack.enter_context(EmulatedNetwork(hosts, link))
+                    network = None if matrix.paced else stack.enter_context(EmulatedNetwork(link_count, link))
                     run = stack.enter_context(TrainingRun(remaining_legs, settings, network))
-                    watch = partial(self._show_event, cell, remaining_legs)
-                    for finished_leg in finished_legs(run, remaining_legs, watch):
+                    show_event = partial(self._show_event, cell_text, remaining_legs)
+                    for finished_leg in finished_legs(run, remaining_legs, show_event):
                         yield replace(finished_leg, stamp=idle_stamp.with_current_time())
                         ended_count += 1
                 return
@@ -415,18 +429,18 @@ class _MatrixRunner:
                     REFERENCE_METHOD,
                 ):
                     raise
-                self.watcher.show_failed_leg(cell, remaining_legs[ended_count], error)
+                self.watcher.show_failed_leg(cell_text, remaining_legs[ended_count], error)
                 remaining_legs = remaining_legs[ended_count + 1 :]
 
-    def _show_event(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
+    def _show_event(self, cell_text: str, legs: Sequence[Leg], event: Event) -> None:
         """Pass an event of rank 0 to the watcher, with the leg that the event belongs to.
 
         Args:
-            cell: text that names task, link and seed.
+            cell_text: text that names task, link and seed.
             legs: legs of the session.
             event: event of rank 0, whose ``"leg"`` is an index of ``legs``.
         """
-        self.watcher.show_event(cell, legs[event["leg"]], event)
+        self.watcher.show_event(cell_text, legs[event["leg"]], event)
 
     # records
 
@@ -453,9 +467,9 @@ class _MatrixRunner:
                 gets no efficiency.
         """
         metric = self.matrix.task(task, seed).metric
-        end, curve = finished_leg.end, finished_leg.curve
+        end_event, curve = finished_leg.end, finished_leg.curve
         target_point = first_reached(curve, target, metric.higher_is_better)
-        samples_per_s = finished_leg.start["samples_per_step"] / end["step_s"]
+        samples_per_s = finished_leg.start["samples_per_step"] / end_event["step_s"]
         return TrainingRecord(
             task=task,
             scale=self.matrix.scale,
@@ -470,27 +484,27 @@ class _MatrixRunner:
             target=target,
             tta_s=target_point[0] if target_point else None,
             steps_to_target=round(target_point[1]) if target_point else None,
-            seconds=end["seconds"],
+            seconds=end_event["seconds"],
             limit_s=limit_s,
-            steps=end["step"],
-            step_s=end["step_s"],
-            every=end.get("every"),
+            steps=end_event["step"],
+            step_s=end_event["step_s"],
+            every=end_event.get("every"),
             samples_per_s=samples_per_s,
             efficiency=efficiency(samples_per_s, reference),
-            wire_bytes=end["wire_bytes"],
-            interface_bytes=end["interface_bytes"],
-            cpu_seconds=end["cpu_seconds"],
-            gain=end["gain"],
+            wire_bytes=end_event["wire_bytes"],
+            interface_bytes=end_event["interface_bytes"],
+            cpu_seconds=end_event["cpu_seconds"],
+            gain=end_event["gain"],
             val_metric=curve[-1].metric,
             curve=curve,
-            turns=tuple(DecisionPoint(**decision) for decision in end["turns"]),
-            split=None if end["split"] is None else Split(**end["split"]),
+            turns=tuple(DecisionPoint(**decision) for decision in end_event["turns"]),
+            split=None if end_event["split"] is None else Split(**end_event["split"]),
             paced=self.matrix.paced and link.lowest_rate_bps is not None,
             factored=False,
             stamp=finished_leg.stamp,
         )
 
-    def _add(self, run: TrainingRecord) -> None:
+    def _add_record(self, run: TrainingRecord) -> None:
         """Append a record to ``runs``, save the result file, and let the watcher show the record."""
         self.runs.append(run)
         if self.matrix.json is not None:
@@ -521,7 +535,7 @@ class _MatrixRunner:
         )
         return run.cell == cell
 
-    def _label(self, task: str, link: str, method: str, seed: int) -> str:
+    def _leg_label(self, task: str, link: str, method: str, seed: int) -> str:
         """Return the path of a run's folder of logs, relative to ``RunMatrix.log_dir``."""
         task_folder = f"{task}{self._mesh_suffix}".replace(" ", "-")
         return "/".join((task_folder, link.replace("/", "-"), method.replace(":", "-"), f"seed{seed}"))
@@ -541,8 +555,8 @@ def target_of(curve: Sequence[CurvePoint], budget: int) -> float:
         curve: validation metric at each evaluation of the reference run.
         budget: number of steps of the reference run.
     """
-    step, width = TARGET_FRACTION * budget, TARGET_HALF_WIDTH * budget
-    near_metrics = [point.metric for point in curve if abs(point.step - step) <= width]
+    target_step, half_width_steps = TARGET_FRACTION * budget, TARGET_HALF_WIDTH * budget
+    near_metrics = [point.metric for point in curve if abs(point.step - target_step) <= half_width_steps]
     if not near_metrics:
-        near_metrics = [min(curve, key=lambda point: abs(point.step - step)).metric]
+        near_metrics = [min(curve, key=lambda point: abs(point.step - target_step)).metric]
     return statistics.fmean(near_metrics)

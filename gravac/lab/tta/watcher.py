@@ -15,8 +15,8 @@ from gravac.lab.tta.record import TrainingRecord
 class Watcher(Protocol):
     """Shows the progress of all runs of ``gravac bench tta``, whose runner calls these functions.
 
-    A leg is the training of a fresh model with one method. The argument ``cell`` is a text that names task, link and
-    seed of a leg, such as ``"charlm 100mbit seed 0"``.
+    A leg is the training of a fresh model with one method. The argument ``cell_text`` names task, link and seed of a
+    leg, such as ``"charlm 100mbit seed 0"``.
     """
 
     def show_plan(self, record_count: int, existing_count: int) -> None:
@@ -35,19 +35,19 @@ class Watcher(Protocol):
             existing_codes: ``Stamp.code`` of the runs in the result file, each commit once; empty without a file.
         """
 
-    def show_start(self, cell: str, leg: Leg) -> None:
+    def show_start(self, cell_text: str, leg: Leg) -> None:
         """Show that a session of worker processes starts, whose first leg is ``leg``.
 
         Args:
-            cell: text that names task, link and seed of the leg.
+            cell_text: text that names task, link and seed of the leg.
             leg: leg that trains first.
         """
 
-    def show_event(self, cell: str, leg: Leg, event: Event) -> None:
+    def show_event(self, cell_text: str, leg: Leg, event: Event) -> None:
         """Show an event that rank 0 reported while a leg trained.
 
         Args:
-            cell: text that names task, link and seed of the leg.
+            cell_text: text that names task, link and seed of the leg.
             leg: leg that the event belongs to.
             event: event, such as a step or an evaluation; ``"event"`` is its kind.
         """
@@ -55,11 +55,11 @@ class Watcher(Protocol):
     def show_finished_run(self, run: TrainingRecord) -> None:
         """Show the record of a finished run; called after the result file was saved."""
 
-    def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
+    def show_failed_leg(self, cell_text: str, leg: Leg, error: RunFailed) -> None:
         """Show that a leg failed and gets no record; the legs after it train in new worker processes.
 
         Args:
-            cell: text that names task, link and seed of the leg.
+            cell_text: text that names task, link and seed of the leg.
             leg: leg that failed.
             error: error with the end of a worker's output.
         """

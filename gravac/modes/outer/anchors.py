@@ -21,7 +21,7 @@ from gravac.averaging.tensors import flat
 from gravac.compressors.draws import Draws
 from gravac.settings import SettingsError
 
-SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+SIXTEEN_BIT_FORMATS = (torch.float16, torch.bfloat16)
 """Number formats of weights whose pseudo-gradients are in float32, since weights change little in a round."""
 
 State = Mapping[torch.Tensor, dict[str, Any]]
@@ -88,20 +88,20 @@ class AnchorStorage:
             anchors[name].data = self._round_into(name, anchors[name].data, stored_anchor, "anchor", round_number)
 
     def _round_into(
-        self, name: str, tensor: torch.Tensor, into: torch.Tensor, kind: str, round_number: int
+        self, name: str, tensor: torch.Tensor, destination: torch.Tensor, tensor_key: str, round_number: int
     ) -> torch.Tensor:
-        """Round an anchor, or an optimizer's tensor for an anchor, at random to bfloat16; return ``into``.
+        """Round an anchor, or an optimizer's tensor for an anchor, at random to bfloat16; return ``destination``.
 
         Args:
             name: name of the anchor's parameter.
             tensor: tensor to round, float32.
-            into: tensor of the same shape that is overwritten with the rounded numbers, bfloat16.
-            kind: ``"anchor"``, or the key of the tensor in the optimizer's state.
+            destination: tensor of the same shape that is overwritten with the rounded numbers, bfloat16.
+            tensor_key: ``"anchor"``, or the key of the tensor in the optimizer's state.
             round_number: number of the round.
         """
-        draws = Draws(f"{self.seed}\0{kind}\0{name}\0{round_number}")
-        flat(name, into).copy_(round_to_bfloat16(flat(name, tensor), draws))
-        return into
+        draws = Draws(f"{self.seed}\0{tensor_key}\0{name}\0{round_number}")
+        flat(name, destination).copy_(round_to_bfloat16(flat(name, tensor), draws))
+        return destination
 
 
 def _tensors_like_anchor(anchor: torch.Tensor, state: State) -> list[tuple[str, torch.Tensor]]:
@@ -117,4 +117,4 @@ def _tensors_like_anchor(anchor: torch.Tensor, state: State) -> list[tuple[str, 
 
 def exchange_dtype(parameter: torch.Tensor) -> torch.dtype:
     """Return the number format of a parameter's pseudo-gradient; the parameter may have any shape."""
-    return torch.float32 if parameter.dtype in SIXTEEN_BIT else parameter.dtype
+    return torch.float32 if parameter.dtype in SIXTEEN_BIT_FORMATS else parameter.dtype

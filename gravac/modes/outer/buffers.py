@@ -58,7 +58,7 @@ class Buffers:
             if self._is_averaged(name, buffer):
                 self._refuse_unfit(name, buffer)
                 self.anchors[name] = buffer.detach().resolve_conj().clone()
-        self._pieces: tuple[Piece, ...] = ()
+        self._sent_pieces: tuple[Piece, ...] = ()
         self._local_fraction = 0.0
 
     @property
@@ -104,17 +104,17 @@ class Buffers:
         pieces = []
         for name, buffer in self._averaged_buffers.items():
             anchor = self.anchors[name]
-            flat = _real(_difference(anchor, buffer.to(anchor)).mul_(weight)).reshape(-1)
-            pieces.append(Piece(BUFFER_PREFIX + name, flat, (flat.numel(),)))
-        self._pieces = tuple(pieces)
-        return self._pieces
+            flat_difference = _real(_difference(anchor, buffer.to(anchor)).mul_(weight)).reshape(-1)
+            pieces.append(Piece(BUFFER_PREFIX + name, flat_difference, (flat_difference.numel(),)))
+        self._sent_pieces = tuple(pieces)
+        return self._sent_pieces
 
     def apply_mean(self) -> None:
         """Move the anchors to the buffers' mean over the ranks, which has arrived; a second call changes nothing."""
-        for piece, anchor in zip(self._pieces, self.anchors.values(), strict=False):
+        for piece, anchor in zip(self._sent_pieces, self.anchors.values(), strict=False):
             real_anchor = _real(anchor)
             real_anchor.sub_(piece.flat.view_as(real_anchor))
-        self._pieces = ()
+        self._sent_pieces = ()
 
     @torch.no_grad()
     def apply_anchors(self) -> None:
@@ -122,8 +122,10 @@ class Buffers:
         moved_buffers = {}
         for name, buffer in self._averaged_buffers.items():
             anchor = self.anchors[name]
-            fraction = 1 - self._local_fraction
-            moved_buffers[name] = _interpolate(buffer, anchor.to(buffer), fraction) if self._local_fraction else anchor
+            moved_fraction = 1 - self._local_fraction
+            moved_buffers[name] = (
+                _interpolate(buffer, anchor.to(buffer), moved_fraction) if self._local_fraction else anchor
+            )
         self.overwrite(moved_buffers)
 
     @torch.no_grad()
@@ -169,7 +171,7 @@ class Buffers:
             mean_applied: whether the mean of the fragment that is sent with the buffers was applied to its anchors; a
                 0-d bool tensor if the host must not wait for the device.
         """
-        for piece in self._pieces:
+        for piece in self._sent_pieces:
             if mean_applied is False:
                 piece.flat.zero_()
             elif mean_applied is not True:
@@ -260,9 +262,9 @@ def _difference(anchor: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
     return torch.where(buffer == anchor, 0, anchor - buffer)
 
 
-def _interpolate(buffer: torch.Tensor, anchor: torch.Tensor, fraction: float) -> torch.Tensor:
+def _interpolate(buffer: torch.Tensor, anchor: torch.Tensor, moved_fraction: float) -> torch.Tensor:
     """Return the point at a fraction of the way from buffer to anchor; the buffer itself for equal elements."""
-    return torch.where(buffer == anchor, buffer, buffer.lerp(anchor, fraction))
+    return torch.where(buffer == anchor, buffer, buffer.lerp(anchor, moved_fraction))
 
 
 def _is_within(name: str, prefix: str) -> bool:

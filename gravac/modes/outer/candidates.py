@@ -52,8 +52,8 @@ def every_choices(lowest: int, highest: int) -> tuple[int, ...]:
         (4, 5, 10, 20, 30)
     """
     decades = range(int(math.log10(highest)) + 1)
-    round_numbers = {digit * 10**decade for decade in decades for digit in LEADING_DIGITS}
-    return tuple(sorted({lowest, highest, *(number for number in round_numbers if lowest <= number <= highest)}))
+    listed_numbers = {digit * 10**decade for decade in decades for digit in LEADING_DIGITS}
+    return tuple(sorted({lowest, highest, *(number for number in listed_numbers if lowest <= number <= highest)}))
 
 
 def check_chooses_every(controller: Controller[Any], low: int, high: int) -> None:
@@ -107,7 +107,7 @@ def with_outer_candidates(
             delays, since delays from new measurements would make other candidates.
         leaving_s: seconds that it takes to make ranks equal again after outer steps; ``None``: not known.
     """
-    each_step_forecasts, all_outer = admission.forecasts if every[0] == 1 else (), list[Forecast]()
+    each_step_forecasts, outer_forecasts_so_far = admission.forecasts if every[0] == 1 else (), list[Forecast]()
     fixed_delays = checkpointed if delay == "auto" else NO_DELAYS
     for step_count in every:
         if step_count == 1:
@@ -121,10 +121,10 @@ def with_outer_candidates(
             ]
             if each_step_forecasts:
                 outer_forecasts = [replace(outer_forecast, leaving_s=leaving_s) for outer_forecast in outer_forecasts]
-            all_outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
+            outer_forecasts_so_far += outer_forecasts if chooses else [most_promising(outer_forecasts)]
     if not each_step_forecasts:
-        return admission._replace(forecasts=without_dominated(all_outer, keep_dominated))
-    remaining_forecasts = without_dominated((*each_step_forecasts, *all_outer), keep_dominated)
+        return admission._replace(forecasts=without_dominated(outer_forecasts_so_far, keep_dominated))
+    remaining_forecasts = without_dominated((*each_step_forecasts, *outer_forecasts_so_far), keep_dominated)
     return admission._replace(
         forecasts=(
             *each_step_forecasts,
@@ -143,13 +143,13 @@ def delays_by_candidate(identities: Iterable[Sequence[Any]]) -> DelaysByCandidat
         >>> delays_by_candidate([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])
         {('topk', 10.0, 50): (0, 25)}
     """
-    delays: dict[tuple[str, float, int], tuple[int, ...]] = {}
+    delays_by_key: dict[tuple[str, float, int], tuple[int, ...]] = {}
     for mode, compressor, cf, every, delay in identities:
         if mode != "outer":
             continue
         key = compressor, cf, every
-        delays[key] = tuple(sorted({*delays.get(key, ()), delay}))
-    return delays
+        delays_by_key[key] = tuple(sorted({*delays_by_key.get(key, ()), delay}))
+    return delays_by_key
 
 
 def delays_if_continued(
@@ -176,7 +176,8 @@ def delays_if_continued(
     """
     checkpointed_delays = checkpointed.get((forecast.candidate.compressor, forecast.candidate.cf, every))
     longest_delay = max(
-        (max(steps) for (_, _, step_count), steps in checkpointed.items() if step_count == every), default=0
+        (max(candidate_delays) for (_, _, step_count), candidate_delays in checkpointed.items() if step_count == every),
+        default=0,
     )
     return checkpointed_delays or tuple(max(longest_delay, delay) if delay else 0 for delay in measured_delays)
 
@@ -204,8 +205,8 @@ def delays(
     longest_delay = int(MAX_DELAY_FRACTION * every)
     if not longest_delay or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
         return (0,)
-    steps = DELAY_MARGIN * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
-    return (0, min(longest_delay, max(1, math.ceil(steps))))
+    exchange_steps = DELAY_MARGIN * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
+    return (0, min(longest_delay, max(1, math.ceil(exchange_steps))))
 
 
 def without_dominated(forecasts: Sequence[Forecast], keep_dominated: bool) -> tuple[Forecast, ...]:
@@ -292,7 +293,8 @@ def _dominates(forecast: Forecast, other: Forecast) -> bool:
     with a delay and a candidate without a delay never dominate each other.
     """
     scores, other_scores = (
-        (scored.wire_ratio, scored.efficiency, scored.least_efficiency) for scored in (forecast, other)
+        (scored_forecast.wire_ratio, scored_forecast.efficiency, scored_forecast.least_efficiency)
+        for scored_forecast in (forecast, other)
     )
     no_worse, equal = (
         all(score >= other_score for score, other_score in zip(scores, other_scores, strict=True)),

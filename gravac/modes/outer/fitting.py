@@ -46,19 +46,21 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     saved_names = [[*fragment.anchors] for fragment in state.fragments]
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
-        saved_set, current_set = ({*chain.from_iterable(names)} for names in (saved_names, current_names))
-        unshared_names = sorted(saved_set ^ current_set)
-        difference = f", and only one of them has the parameter {unshared_names[0]}" if unshared_names else ""
+        saved_parameter_names, current_parameter_names = (
+            {*chain.from_iterable(names)} for names in (saved_names, current_names)
+        )
+        unshared_names = sorted(saved_parameter_names ^ current_parameter_names)
+        difference_text = f", and only one of them has the parameter {unshared_names[0]}" if unshared_names else ""
         raise SettingsError(
             f"outer/fragments: the state has {len(saved_names)} fragments with {sum(map(len, saved_names))} "
-            f"parameters, and this run has {len(current_names)} with {sum(map(len, current_names))}{difference}; all "
-            "fragments must have the same parameters as before: use the same model and number of fragments"
+            f"parameters, and this run has {len(current_names)} with {sum(map(len, current_names))}{difference_text}; "
+            "all fragments must have the same parameters as before: use the same model and number of fragments"
         )
     for index, (saved_fragment, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
         path = f"outer/fragments/{index}"
         check_tensors(f"{path}/anchors", saved_fragment.anchors, fragment.anchors)
         check_tensors(f"{path}/own", saved_fragment.own, fragment.parameters)
-        check_tensors(f"{path}/left", saved_fragment.left, fragment.parameters, subset=True)
+        check_tensors(f"{path}/left", saved_fragment.left, fragment.parameters, may_lack_names=True)
         if saved_fragment.left:
             check_names(f"{path}/left", saved_fragment.left, fragment.parameters)
     check_tensors("outer/buffers/anchors", state.buffers.anchors, current.buffers.anchors)

@@ -81,20 +81,20 @@ class PendingFragment:
         self.mean_finite: Verdict = True
         self.finite_flags_on_host: torch.Tensor | None = None
         self.reset_text = ""
-        self._buffers: tuple[Piece, ...] = ()
+        self._buffer_pieces: tuple[Piece, ...] = ()
         self._engine: Engine | None = None
         self.waits_since: Mark | None = None
-        self._arrival: Future[None] = Future()
+        self._arrival_future: Future[None] = Future()
 
-    def check_local_finite(self, engine: Engine, buffers: Sequence[Piece] = ()) -> Verdict:
+    def check_local_finite(self, engine: Engine, buffer_pieces: Sequence[Piece] = ()) -> Verdict:
         """Compute and return ``local_finite``: whether all numbers that this rank sends are finite.
 
         Args:
             engine: exchanges the pseudo-gradient.
-            buffers: buffers' differences from their anchors, which are sent with the pseudo-gradient.
+            buffer_pieces: buffers' differences from their anchors, which are sent with the pseudo-gradient.
         """
-        self._engine, self._buffers = engine, tuple(buffers)
-        self.local_finite = engine.executor.judge(_all_finite(self.local_squared_norm, self._buffers))
+        self._engine, self._buffer_pieces = engine, tuple(buffer_pieces)
+        self.local_finite = engine.executor.judge(_all_finite(self.local_squared_norm, self._buffer_pieces))
         return self.local_finite
 
     def complete_exchange(self, failure: BaseException | None) -> None:
@@ -108,18 +108,18 @@ class PendingFragment:
                 raise failure
             self._check_mean_finite()
         except BaseException as error:
-            fail(self._arrival, error)
+            fail(self._arrival_future, error)
         else:
-            self._arrival.set_result(None)
+            self._arrival_future.set_result(None)
         finally:
-            self._buffers = ()
+            self._buffer_pieces = ()
 
     def _check_mean_finite(self) -> None:
         """Set ``mean_squared_norm``, and ``mean_finite``: whether all means are finite."""
         self.mean_squared_norm = _squared_norm(self.flat)
         if self._engine is not None:
             executor = self._engine.executor
-            finite = executor.judge(_all_finite(self.mean_squared_norm, self._buffers))
+            finite = executor.judge(_all_finite(self.mean_squared_norm, self._buffer_pieces))
             self.mean_finite = executor.everywhere(finite)  # ranks with other shards of the model have other means
             if isinstance(self.mean_finite, torch.Tensor):
                 local_finite = torch.as_tensor(self.local_finite)
@@ -132,7 +132,7 @@ class PendingFragment:
     @property
     def has_arrived(self) -> bool:
         """True if the means have arrived, or the exchange failed."""
-        return self._arrival.done()
+        return self._arrival_future.done()
 
     def wait(self) -> None:
         """Wait until ``pieces`` hold the means over the ranks.
@@ -140,7 +140,7 @@ class PendingFragment:
         Raises:
             ExchangeError: a rank did not answer.
         """
-        self._arrival.result()
+        self._arrival_future.result()
 
 
 class Fragment:
@@ -236,13 +236,13 @@ class Fragment:
             self.pending.flat.masked_fill_(~finite, 0.0)
             unchanged = _keeps_anchors_at_zero_gradient(outer)
             with nullcontext() if unchanged else undone_unless_finite(finite, [*self.anchors.values()], outer.state):
-                self._outer_step(self.pending, outer)
+                self._step_outer_optimizer(self.pending, outer)
         elif finite:
-            self._outer_step(self.pending, outer)
+            self._step_outer_optimizer(self.pending, outer)
         self.pending.free_means()
         self.pending = None
 
-    def _outer_step(self, pending: PendingFragment, outer: torch.optim.Optimizer) -> None:
+    def _step_outer_optimizer(self, pending: PendingFragment, outer: torch.optim.Optimizer) -> None:
         """Make a step of the outer optimizer, with the means as the anchors' gradients."""
         with self.storage.in_exchange_dtype(self.anchors, pending.round_number, outer.state):
             for piece, anchor in zip(pending.pieces, self.anchors.values(), strict=True):
@@ -347,22 +347,28 @@ def divide_into_fragments(
         name: torch.Size(exchange_shapes.get(name, parameter.shape)).numel() for name, parameter in parameters.items()
     }
     total_elements = sum(sizes.values())
-    fragments: list[dict[str, torch.nn.Parameter]] = [{}]
-    elements, parameters_left = 0, len(parameters)
+    parameters_of_fragments: list[dict[str, torch.nn.Parameter]] = [{}]
+    elements_so_far, parameters_left = 0, len(parameters)
     for name, parameter in parameters.items():
-        fragments_left = fragment_count - len(fragments)
-        is_full = elements + sizes[name] / 2 > total_elements * len(fragments) / fragment_count
-        if fragments[-1] and fragments_left and (is_full or parameters_left <= fragments_left):
-            fragments.append({})
-        fragments[-1][name] = parameter
-        elements, parameters_left = elements + sizes[name], parameters_left - 1
-    return [Fragment(fragment, storage, exchange_shapes) for fragment in fragments]
+        fragments_left = fragment_count - len(parameters_of_fragments)
+        fragment_is_full = (
+            elements_so_far + sizes[name] / 2 > total_elements * len(parameters_of_fragments) / fragment_count
+        )
+        if parameters_of_fragments[-1] and fragments_left and (fragment_is_full or parameters_left <= fragments_left):
+            parameters_of_fragments.append({})
+        parameters_of_fragments[-1][name] = parameter
+        elements_so_far, parameters_left = elements_so_far + sizes[name], parameters_left - 1
+    return [Fragment(fragment, storage, exchange_shapes) for fragment in parameters_of_fragments]
 
 
-def _all_finite(squared_norm: torch.Tensor, buffers: Sequence[Piece]) -> torch.Tensor:
+def _all_finite(squared_norm: torch.Tensor, buffer_pieces: Sequence[Piece]) -> torch.Tensor:
     """Return a 0-d bool tensor: whether a squared norm, and all numbers of buffers, are finite."""
     finite = torch.isfinite(squared_norm)
-    return finite & all_elements_finite([piece.flat for piece in buffers]).to(finite.device) if buffers else finite
+    return (
+        finite & all_elements_finite([piece.flat for piece in buffer_pieces]).to(finite.device)
+        if buffer_pieces
+        else finite
+    )
 
 
 def _keeps_anchors_at_zero_gradient(outer: torch.optim.Optimizer) -> bool:
@@ -384,13 +390,13 @@ def undone_unless_finite(finite: torch.Tensor, anchors: Sequence[torch.nn.Parame
         anchors: anchors that the optimizer changes, of any shapes.
         state: the outer optimizer's state, by anchor and by name.
     """
-    saved_tensors = [
+    copies_before_step = [
         (anchor, anchor.data.clone(), _copies_on_device(finite.device, state.get(anchor, {}))) for anchor in anchors
     ]
     yield
-    for anchor, previous_anchor, previous_state in saved_tensors:
+    for anchor, previous_anchor, previous_tensors in copies_before_step:
         anchor.data = torch.where(finite, anchor.data, previous_anchor)
-        for key, previous_tensor in previous_state.items():
+        for key, previous_tensor in previous_tensors.items():
             state[anchor][key] = torch.where(finite, state[anchor][key], previous_tensor)
 
 

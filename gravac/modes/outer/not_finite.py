@@ -70,8 +70,8 @@ class Refusals:
         whether the mean was applied."""
         self._consecutive_rounds: list[int] = []  # numbers of the newest consecutive rounds without an applied fragment
         self._refused_rounds: list[int] = []  # numbers of the newest few rounds in which a fragment was refused
-        self._warnings: list[str] = []
-        self._reset_in_round = self._counted_from_round = 0
+        self._prepared_warnings: list[str] = []
+        self._last_reset_round = self._counted_from_round = 0
 
     # this rank's tensors
 
@@ -84,10 +84,10 @@ class Refusals:
             pending: pseudo-gradient that is not finite; its ``reset_text`` is set.
             current_round: number of the present round.
         """
-        if pending.round_number < self._reset_in_round:
+        if pending.round_number < self._last_reset_round:
             pending.reset_text = "it sent the fragment before its weights restarted from the anchor"
         else:
-            pending.reset_text = self._reset_not_finite(current_round, or_too_far=True)
+            pending.reset_text = self._reset_not_finite(current_round, also_if_finite=True)
 
     def reset_before_saving(self, current_round: int) -> None:
         """Make this rank's weights, buffers and inner optimizers' states finite before they are saved.
@@ -99,14 +99,14 @@ class Refusals:
         """
         weights = [weight for fragment in self._fragments for weight in fragment.parameters.values()]
         states = [state for optimizer in self._inner_optimizers for state in optimizer.state.values()]
-        moments = [tensor for state in states for key, tensor in _tensors_in(state) if key != COUNT_KEY]
-        if any(map(_is_not_finite, (*weights, *moments))) or self._buffers.names_not_finite:
+        state_tensors = [tensor for state in states for key, tensor in _tensors_in(state) if key != COUNT_KEY]
+        if any(map(_is_not_finite, (*weights, *state_tensors))) or self._buffers.names_not_finite:
             reset_text = self._reset_not_finite(current_round)
-            self._warnings.append(
+            self._prepared_warnings.append(
                 f"gravac: round {current_round}: before the state was saved, gravac repaired this rank: {reset_text}"
             )
 
-    def _reset_not_finite(self, current_round: int, or_too_far: bool = False) -> str:
+    def _reset_not_finite(self, current_round: int, also_if_finite: bool = False) -> str:
         """Make this rank's tensors finite; return a text that names the tensors that were not finite.
 
         If any weight is not finite, all weights are reset to the anchors. A buffer that is not finite is reset to its
@@ -114,10 +114,10 @@ class Refusals:
 
         Args:
             current_round: number of the present round.
-            or_too_far: whether to reset the weights also if all weights and buffers are finite. Set after this rank
+            also_if_finite: whether to reset the weights also if all weights and buffers are finite. Set after this rank
                 sent numbers that are not finite: the difference between weights and anchors then overflowed.
         """
-        self._reset_in_round = current_round
+        self._last_reset_round = current_round
         weight_names = [
             name
             for fragment in self._fragments
@@ -125,22 +125,26 @@ class Refusals:
             if _is_not_finite(weight)
         ]
         buffer_names = self._buffers.reset_not_finite()
-        resets = bool(weight_names) or (or_too_far and not buffer_names)
-        if resets:
+        resets_weights = bool(weight_names) or (also_if_finite and not buffer_names)
+        if resets_weights:
             self._reset_to_anchors()
         names = [*weight_names, *(f"buffer {name}" for name in buffer_names)]
         zeroed_names = self._zero_inner_states()
-        if not names and not resets:
-            return f"zeros replace tensors of its inner optimizer that are not finite: {_first_names(zeroed_names)}"
-        text = (
-            f"some of its tensors are not finite: {_first_names(names)}"
+        if not names and not resets_weights:
+            return (
+                f"zeros replace tensors of its inner optimizer that are not finite: {_first_names_text(zeroed_names)}"
+            )
+        reset_text = (
+            f"some of its tensors are not finite: {_first_names_text(names)}"
             if names
             else "the distance of its weights from the anchor overflowed"
         )
-        text += "; its weights restart from the anchor" if resets else "; anchors replace these buffers"
+        reset_text += "; its weights restart from the anchor" if resets_weights else "; anchors replace these buffers"
         if zeroed_names:
-            text += f"; zeros replace tensors of its inner optimizer that are not finite: {_first_names(zeroed_names)}"
-        return text
+            reset_text += (
+                f"; zeros replace tensors of its inner optimizer that are not finite: {_first_names_text(zeroed_names)}"
+            )
+        return reset_text
 
     def _reset_to_anchors(self) -> None:
         """Overwrite this rank's weights with the anchors."""
@@ -149,7 +153,7 @@ class Refusals:
 
     def _zero_inner_states(self) -> list[str]:
         """Overwrite the inner optimizers' tensors that are not finite with zeros; return the tensors' names."""
-        names = {id(weight): name for fragment in self._fragments for name, weight in fragment.parameters.items()}
+        name_by_id = {id(weight): name for fragment in self._fragments for name, weight in fragment.parameters.items()}
         zeroed_names: list[str] = []
         for parameter, state in [entry for optimizer in self._inner_optimizers for entry in optimizer.state.items()]:
             keys_not_finite = [key for key, tensor in _tensors_in(state) if key != COUNT_KEY and _is_not_finite(tensor)]
@@ -157,7 +161,7 @@ class Refusals:
                 if key in keys_not_finite and _is_not_finite(tensor):
                     tensor.detach().zero_()
             zeroed_names += [
-                f"{key} of {names.get(id(parameter), 'a parameter')}" for key in dict.fromkeys(keys_not_finite)
+                f"{key} of {name_by_id.get(id(parameter), 'a parameter')}" for key in dict.fromkeys(keys_not_finite)
             ]
         return zeroed_names
 
@@ -177,9 +181,9 @@ class Refusals:
         if applied:
             return
         self.skipped += 1
-        location = f"round {pending.round_number}"
+        fragment_text = f"round {pending.round_number}"
         if len(self._fragments) > 1:
-            location += f", fragment {position + 1} of {len(self._fragments)}"
+            fragment_text += f", fragment {position + 1} of {len(self._fragments)}"
         if pending.reset_text:
             cause = f"rank {rank} is a cause: {pending.reset_text}"
         else:
@@ -188,11 +192,13 @@ class Refusals:
                 f"rank {rank} sent finite numbers and keeps its own weights, whose changes it sends again in the next "
                 f"round; the cause is {causing_rank}, whose own warning names the tensors, or a sum that overflowed"
             )
-        self._warnings.append(f"gravac: {location}: the mean over the ranks is not finite and is not applied; {cause}")
+        self._prepared_warnings.append(
+            f"gravac: {fragment_text}: the mean over the ranks is not finite and is not applied; {cause}"
+        )
 
     def warn(self) -> None:
         """Issue all prepared warnings. Called at points of training at which an exception does no harm."""
-        texts, self._warnings = self._warnings, []
+        texts, self._prepared_warnings = self._prepared_warnings, []
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=5)
 
@@ -214,25 +220,28 @@ class Refusals:
             NotFiniteError: no fragment was applied in ``MAX_REFUSED_ROUNDS`` consecutive rounds.
         """
         self.warn()
-        for number in sorted(number for number in self._applied_by_round if number <= newest_round):
-            applied = self._applied_by_round.pop(number)
-            if number < self._counted_from_round:
+        for round_number in sorted(
+            round_number for round_number in self._applied_by_round if round_number <= newest_round
+        ):
+            applied_flags = self._applied_by_round.pop(round_number)
+            if round_number < self._counted_from_round:
                 continue
-            if not all(applied):
-                self._refused_rounds = [*self._refused_rounds, number][-MAX_REFUSED_ROUNDS:]
-            if not any(applied):
-                self._consecutive_rounds.append(number)
-            elif not delay_rounds or number - delay_rounds not in self._refused_rounds:
+            if not all(applied_flags):
+                self._refused_rounds = [*self._refused_rounds, round_number][-MAX_REFUSED_ROUNDS:]
+            if not any(applied_flags):
+                self._consecutive_rounds.append(round_number)
+            elif not delay_rounds or round_number - delay_rounds not in self._refused_rounds:
                 self._consecutive_rounds = []
         if len(self._consecutive_rounds) < MAX_REFUSED_ROUNDS:
             return
-        numbers, self._consecutive_rounds, self._counted_from_round = self._consecutive_rounds, [], current_round
+        round_numbers, self._consecutive_rounds, self._counted_from_round = self._consecutive_rounds, [], current_round
         self._reset_not_finite(current_round)
         raise NotFiniteError(
-            f"gravac: rounds {', '.join(map(str, numbers))}: the mean of the ranks' weight changes was not finite "
-            "in any of them, so training makes no progress. The weights that all ranks share (synced(), state_dict(), "
-            "gravac.checkpoint.save) are finite: they exclude these rounds. Lower the learning rate, clip gradients, "
-            "or scale the loss (torch.amp.GradScaler, for float16); earlier warnings name rounds, ranks and tensors"
+            f"gravac: rounds {', '.join(map(str, round_numbers))}: the mean of the ranks' weight changes was not "
+            "finite in any of them, so training makes no progress. The weights that all ranks share (synced(), "
+            "state_dict(), gravac.checkpoint.save) are finite: they exclude these rounds. Lower the learning rate, "
+            "clip gradients, or scale the loss (torch.amp.GradScaler, for float16); earlier "
+            "warnings name rounds, ranks and tensors"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -251,7 +260,7 @@ class Refusals:
         self.skipped, self._consecutive_rounds = state["skipped"], [*state["on_end"]]
         self._refused_rounds = [*state["refused"]]
         self._applied_by_round = {number: [*applied] for number, applied in state["verdicts"]}
-        self._warnings, self._reset_in_round, self._counted_from_round = [], 0, state["counted_from"]
+        self._prepared_warnings, self._last_reset_round, self._counted_from_round = [], 0, state["counted_from"]
 
 
 def _tensors_in(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
@@ -273,7 +282,7 @@ def _is_not_finite(tensor: torch.Tensor) -> bool:
     return not bool(torch.isfinite(tensor.detach()).all())
 
 
-def _first_names(names: Sequence[str]) -> str:
+def _first_names_text(names: Sequence[str]) -> str:
     """Return a text with the first ``MAX_NAMED`` names, and the number of further names."""
-    unnamed = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")
+    unnamed_count = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")

@@ -141,8 +141,8 @@ class OuterSteps:
     @property
     def learning_rate(self) -> float:
         """The highest learning rate of the optimizers; nan if not known."""
-        rates = [rate for optimizer in self.state.inner if not math.isnan(rate := learning_rate(optimizer))]
-        return max(rates, default=math.nan)
+        learning_rates = [rate for optimizer in self.state.inner if not math.isnan(rate := learning_rate(optimizer))]
+        return max(learning_rates, default=math.nan)
 
     # ends
 
@@ -373,5 +373,5 @@ class OuterSteps:
 
 def memory_bytes(module: torch.nn.Module, settings: OuterSettings) -> int:
     """Return the bytes that a rank needs for anchors in outer steps, besides its own weights."""
-    anchor_bytes = 2 if settings.anchor_dtype == "bfloat16" else 4
-    return sum(anchor_bytes * parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    bytes_per_element = 2 if settings.anchor_dtype == "bfloat16" else 4
+    return sum(bytes_per_element * parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

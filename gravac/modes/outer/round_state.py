@@ -117,12 +117,12 @@ class RoundState:
             merged: whether the state was merged from the states of another number of ranks; all ranks then begin a
                 round at the anchors.
         """
-        targets: tuple[Fragment | Buffers, ...] = (*self.fragments, self.buffers)
-        for target, saved_state in zip(targets, (*dumped["fragments"], dumped["buffers"]), strict=True):
-            at_anchors = (
+        averaged_groups: tuple[Fragment | Buffers, ...] = (*self.fragments, self.buffers)
+        for averaged_group, saved_state in zip(averaged_groups, (*dumped["fragments"], dumped["buffers"]), strict=True):
+            fields_at_anchors = (
                 {"own": {**saved_state["own"], **saved_state["anchors"]}, "due": None, "left": {}} if merged else {}
             )
-            target.load_state_dict({**saved_state, **at_anchors})
+            averaged_group.load_state_dict({**saved_state, **fields_at_anchors})
         self.refusals.load_state_dict(dumped["refusals"])
         self.shares.load_state_dict(None if merged else dumped["shares"])
         self.phase, self.ended, self.steps = dumped["phase"], dumped["ended"], dumped["steps"]

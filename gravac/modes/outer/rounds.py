@@ -74,7 +74,7 @@ class Rounds:
         self._unread_fragments: list[tuple[int, PendingFragment]] = []
         """Position and exchange of each sent fragment for which the host has not read yet whether it was finite."""
         self._last_handle: Handle | None = None
-        self._decision: Future[Candidate] | None = None  # made when the last round began
+        self._decided_candidate: Future[Candidate] | None = None  # made when the last round began
         self._step_ends_s: list[float] = []
         self._waited_s = self._paused_s = 0.0
         self._paused_since_s: float | None = None
@@ -98,14 +98,14 @@ class Rounds:
         if self._waits_when_due:
             self._finish_due()
         if state.phase in ("timing", "undecided"):
-            self._decide()
+            self._set_decided_steps()
         if state.phase == "closing" or (self._rounds_are_sequential and state.under_way):
             return
         if state.phase == "decided":
             state.set_own_steps(state.shares.steps_of_round(state.every))
         if state.phase == "training":
             late_steps = max(0, state.in_round - state.own_steps)  # above 0 if the first round was decided late
-            self._send_ready(state.own_steps + late_steps, state.every + late_steps, learning_rate)
+            self._send_ready_fragments(state.own_steps + late_steps, state.every + late_steps, learning_rate)
 
     def apply_due(self) -> None:
         """Apply means whose delay is over.
@@ -138,7 +138,7 @@ class Rounds:
                 "counts rounds)"
             )
         if self._sent_fragments or (end_round and state.in_round):
-            self._send_ready(state.in_round, state.in_round, learning_rate, dense)
+            self._send_ready_fragments(state.in_round, state.in_round, learning_rate, dense)
 
     def pause(self) -> None:
         """Begin a time in which the rank does not train; step times exclude the time until ``resume``."""
@@ -188,7 +188,7 @@ class Rounds:
                 continue
             self._finish_fragment(fragment)
 
-    def _decide(self) -> None:
+    def _set_decided_steps(self) -> None:
         """Set the number of steps of the present round, if the controller has decided it."""
         state = self._state
         if self._is_every_fixed:
@@ -205,7 +205,7 @@ class Rounds:
         if len(self._step_ends_s) == timed_steps:
             successive_ends = zip(self._step_ends_s, self._step_ends_s[1:], strict=False)
             seconds = [end - previous_end for previous_end, end in successive_ends]
-            self._decision = self._engine.prepare(statistics.median(seconds[1:] or seconds))
+            self._decided_candidate = self._engine.prepare(statistics.median(seconds[1:] or seconds))
             self._state.phase = "undecided"
 
     def _wait_for_decision(self) -> None:
@@ -215,13 +215,13 @@ class Rounds:
         if self._rounds_are_sequential and self._state.ended:
             candidate = self._engine.candidate
         else:
-            candidate = None if self._decision is None else self._decision.result()
+            candidate = None if self._decided_candidate is None else self._decided_candidate.result()
         if candidate is not None and candidate.mode != "outer":
             self._state.begin_closing()
         elif candidate is not None:
             self._state.set_round(candidate.every, candidate.delay)
 
-    def _send_ready(self, own_steps: int, every: int, learning_rate: float, dense: bool = False) -> None:
+    def _send_ready_fragments(self, own_steps: int, every: int, learning_rate: float, dense: bool = False) -> None:
         """Send the fragments that are to be sent after this step; end the round after its last fragment.
 
         Args:
@@ -246,17 +246,21 @@ class Rounds:
             if position == 0:
                 self._check_progress(state.ended - (1 if fragment_count == 1 else 2))
                 state.shares.receive()
-                self._decision = self._engine.begin(
+                self._decided_candidate = self._engine.begin(
                     StepInputs(learning_rate=learning_rate, mode="outer", steps=every, dense=dense)
                 )
                 self._read_flags(state.ended - FLAGS_DELAY_ROUNDS)  # the executor has caught up with these rounds
             pending = fragment.compute_pseudo_gradient(state.steps + delay, state.shares.weight, state.ended, mixing)
             self._sent_fragments.append(pending)
             buffers = state.buffers.compute_differences(state.shares.weight, mixing or 0.0) if is_last else ()
-            flat = None if buffers else pending.flat
+            contiguous_buffer = None if buffers else pending.flat
             local_finite = pending.check_local_finite(self._engine, buffers)
             self._last_handle = self._engine.exchange(
-                (*pending.pieces, *buffers), flat, is_last=True, then=pending.complete_exchange, finite=local_finite
+                (*pending.pieces, *buffers),
+                contiguous_buffer,
+                is_last=True,
+                then=pending.complete_exchange,
+                finite=local_finite,
             )
             if not self._engine.schedule.host_looks:
                 self._unread_fragments.append((position, pending))
@@ -269,7 +273,7 @@ class Rounds:
         """End the round after its last fragment was sent; end the step as which the engine counts the round."""
         sent_fragments, self._sent_fragments = tuple(self._sent_fragments), []
         overlaps, ended_at = not self._rounds_are_sequential or self._state.delay > 0, self._engine.mark()
-        waited_s, paused_s, steps_of_ranks = self._waited_s, self._paused_s, self._state.shares.steps
+        waited_s, paused_s, steps_of_ranks = self._waited_s, self._paused_s, self._state.shares.steps_of_ranks
 
         def add_round(measurement: LocalMeasurement) -> None:
             measurement.verdicts.append(
@@ -378,6 +382,6 @@ def inverse_drift(sent_fragments: Sequence[PendingFragment]) -> torch.Tensor:
     """
     norm_names = ("local_squared_norm", "mean_squared_norm")
     local_sum, mean_sum = (
-        sum((getattr(pending, norm) for pending in sent_fragments), torch.zeros(())) for norm in norm_names
+        sum((getattr(pending, norm_name) for pending in sent_fragments), torch.zeros(())) for norm_name in norm_names
     )
     return (local_sum / mean_sum).sqrt()

@@ -37,20 +37,20 @@ class Shares:
     Attributes:
         by_speed: whether a rank's number of steps is in proportion to its speed.
         clock: function that returns the current time in seconds.
-        steps: number of steps of each rank in the present round; empty before the first round.
+        steps_of_ranks: number of steps of each rank in the present round; empty before the first round.
         weight: factor on this rank's pseudo-gradient, which makes the mean over the ranks a mean over samples.
     """
 
     def __init__(self, engine: Engine, by_speed: bool, samples: int | None) -> None:
         self.by_speed = by_speed
         self.clock: Callable[[], float] = time.perf_counter
-        self.steps: tuple[int, ...] = ()
+        self.steps_of_ranks: tuple[int, ...] = ()
         self.weight = 1.0
         self._engine, self._samples_per_step = engine, samples or 0
-        self._all_equal = not by_speed and samples is None
+        self._ranks_are_equal = not by_speed and samples is None
         self._agreed_seconds: list[float] = []  # of a step, by rank; the same on all ranks
         self._agreed_samples: list[float] = []  # of a step, by rank; the same on all ranks
-        self._last_round: list[float] = []  # this rank's seconds and samples of a step, in the last round
+        self._last_round_numbers: list[float] = []  # this rank's seconds and samples of a step, in the last round
         self._sums_in_flight: RankSums | None = None  # sums that nobody waits for yet
         self._sums_awaited: RankSums | None = None  # sums that ranks wait for
         self._step_seconds: list[float] = []
@@ -68,7 +68,7 @@ class Shares:
             self._step_began_s = None
 
     def steps_of_round(self, mean_steps: int) -> int:
-        """Compute ``steps`` and ``weight`` of the round that begins; return this rank's number of steps.
+        """Compute ``steps_of_ranks`` and ``weight`` of the round that begins; return this rank's number of steps.
 
         Args:
             mean_steps: number of steps of the round, on average over the ranks.
@@ -77,28 +77,28 @@ class Shares:
             ExchangeError: a rank did not answer.
         """
         self._update_agreed()
-        self.steps = steps_of(mean_steps, self._agreed_seconds or [1.0] * self._engine.state.world)
-        self.weight = weights_of(self.steps, self._agreed_samples or [1.0] * self._engine.state.world)[
+        self.steps_of_ranks = steps_of(mean_steps, self._agreed_seconds or [1.0] * self._engine.state.world)
+        self.weight = weights_of(self.steps_of_ranks, self._agreed_samples or [1.0] * self._engine.state.world)[
             self._engine.state.rank
         ]
-        return self.steps[self._engine.state.rank]
+        return self.steps_of_ranks[self._engine.state.rank]
 
     def receive(self) -> None:
         """Let the executor wait for the sums of the last round's numbers over the ranks; training does not wait.
 
         Called on every rank when a round's first fragment is sent.
         """
-        if self._last_round and self._sums_in_flight is None:  # the run was restored
-            self._send_last_round()
+        if self._last_round_numbers and self._sums_in_flight is None:  # the run was restored
+            self._send_round_numbers()
         if self._sums_in_flight is not None:
             self._sums_in_flight.receive()
         self._sums_awaited, self._sums_in_flight = self._sums_in_flight, None
 
     def end_round(self) -> None:
         """Send this rank's seconds and samples of a step. Called when a round's last fragment has been sent."""
-        if not self._all_equal:
-            self._last_round = [statistics.median(self._step_seconds or [0.0]), self._samples_per_step]
-            self._send_last_round()
+        if not self._ranks_are_equal:
+            self._last_round_numbers = [statistics.median(self._step_seconds or [0.0]), self._samples_per_step]
+            self._send_round_numbers()
         self._step_seconds = []
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -106,28 +106,28 @@ class Shares:
 
         Called between two rounds.
         """
-        if self._all_equal:
+        if self._ranks_are_equal:
             return None
         self._update_agreed()
-        return {"seconds": self._agreed_seconds, "samples": self._agreed_samples, "own": self._last_round}
+        return {"seconds": self._agreed_seconds, "samples": self._agreed_samples, "own": self._last_round_numbers}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restore a state that ``state_dict`` returned; ``None`` changes nothing."""
-        if state is not None and not self._all_equal:
-            self._agreed_seconds, self._agreed_samples, self._last_round = (
+        if state is not None and not self._ranks_are_equal:
+            self._agreed_seconds, self._agreed_samples, self._last_round_numbers = (
                 list(state[key]) for key in ("seconds", "samples", "own")
             )
 
-    def _send_last_round(self) -> None:
+    def _send_round_numbers(self) -> None:
         """Begin to gather all ranks' seconds and samples of a step.
 
         Each rank sends a list with room for all ranks' numbers, which has zeros in place of the other ranks' numbers;
         the sum of these lists has the numbers of all ranks.
         """
         rank, world = self._engine.state.rank, self._engine.state.world
-        numbers = [0.0] * (2 * world)
-        numbers[rank], numbers[world + rank] = self._last_round
-        self._sums_in_flight = self._engine.sum_over_ranks("the ranks' step times", numbers)
+        numbers_of_ranks = [0.0] * (2 * world)
+        numbers_of_ranks[rank], numbers_of_ranks[world + rank] = self._last_round_numbers
+        self._sums_in_flight = self._engine.sum_over_ranks("the ranks' step times", numbers_of_ranks)
 
     def _update_agreed(self) -> None:
         """Wait for the newest sums over the ranks, if any, and set all ranks' seconds and samples by these sums."""

@@ -56,10 +56,10 @@ class ParameterCheck:
         inner: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, torch.nn.Parameter],
     ) -> None:
-        self._module, self._inner = module, inner
+        self._module, self._inner_optimizers = module, inner
         averaged_ids = {id(parameter) for parameter in averaged_parameters(module).values()}
         self._ignored_ids = {id(parameter) for parameter in module.parameters()} - averaged_ids
-        self._exchanged_by_id = {id(parameter): (parameter, _layout(parameter)) for parameter in parameters.values()}
+        self._exchanged_by_id = {id(parameter): (parameter, _layout_of(parameter)) for parameter in parameters.values()}
 
     def check(self) -> None:
         """Check that outer steps exchange each parameter that trains, and that no parameter was moved or converted.
@@ -70,7 +70,7 @@ class ParameterCheck:
         """
         for name, parameter in self._module.named_parameters():
             if id(parameter) in self._exchanged_by_id:
-                layout, layout_before = _layout(parameter), self._exchanged_by_id[id(parameter)][1]
+                layout, layout_before = _layout_of(parameter), self._exchanged_by_id[id(parameter)][1]
                 if layout != layout_before:
                     raise ValueError(
                         f"module: parameter {canonical_name(name)} is {_layout_text(layout)}, but was "
@@ -84,7 +84,7 @@ class ParameterCheck:
                     "AdaptiveCompressor, or let all parameters to train require gradients before attach, and freeze "
                     "some afterwards"
                 )
-        for group in [group for optimizer in self._inner for group in optimizer.param_groups]:
+        for group in [group for optimizer in self._inner_optimizers for group in optimizer.param_groups]:
             for parameter in group["params"]:
                 if parameter.requires_grad and id(parameter) not in (*self._exchanged_by_id, *self._ignored_ids):
                     raise ValueError(
@@ -103,7 +103,7 @@ class _Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _layout(tensor: torch.Tensor) -> _Layout:
+def _layout_of(tensor: torch.Tensor) -> _Layout:
     """Return the number format, device, shape and strides of a tensor."""
     return _Layout(tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
@@ -130,8 +130,8 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
         field: text + suffix
         for (field, text), suffix in zip(texts_of_tensors(parameters).items(), suffixes, strict=True)
     }
-    ignored = ignored_buffers(module)
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name not in ignored}
+    ignored_names = ignored_buffers(module)
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name not in ignored_names}
     return {**setting_texts, **parameter_texts, **texts_of_tensors(buffers, "buffer")}
 
 
@@ -144,10 +144,10 @@ def make_outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Par
 
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Return a text with an optimizer's class and the settings of its parameter groups."""
-    groups = [
+    group_settings = [
         {name: setting for name, setting in group.items() if name != "params"} for group in optimizer.param_groups
     ]
-    return f"{type(optimizer).__qualname__} {', '.join(map(text_of, groups))}"
+    return f"{type(optimizer).__qualname__} {', '.join(map(text_of, group_settings))}"
 
 
 def device_of(module: torch.nn.Module) -> torch.device:

@@ -22,7 +22,7 @@ from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.exchange import memory
-from gravac.lab.bench.measure import _copy, _recording
+from gravac.lab.bench.measure import _copy, _record_results
 from gravac.lab.shapes import bert_large
 from gravac.measurement import LocalMeasurement
 from tests.measure.gpu.parts import Row, at_most, attempts
@@ -80,7 +80,7 @@ class Codec:
             for rank, pieces in ranks:
                 rank.measure(LocalMeasurement(step, self.candidate), MASKED)  # type: ignore[arg-type]
                 running.append(rank.average(pieces, rank.plan(step, cf)))
-            memory.run([_recording(running[0], self.heard), running[1]], ledgers)
+            memory.run([_record_results(running[0], self.heard), running[1]], ledgers)
             for rank, _ in ranks:
                 rank.commit()
         came = sum(tensor.nbytes for answers in self.heard for tensor in _tensors(answers))

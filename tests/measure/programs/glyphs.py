@@ -127,9 +127,9 @@ class Glyphs(Task):
         """Return the mean cross-entropy in nats, a scalar."""
         return functional.cross_entropy(model(batch[0]), batch[1])
 
-    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Cross-entropy over one of ``shards`` shards of pictures of characters in ``HELD`` fonts."""
-        images, classes = (data[shard::shards] for data in _validation(self.validation_pictures))
+    def validate(self, model: nn.Module, portion_index: int = 0, portion_count: int = 1) -> Score:
+        """Cross-entropy over one of ``portion_count`` portions of pictures of characters in ``HELD`` fonts."""
+        images, classes = (data[portion_index::portion_count] for data in _validation(self.validation_pictures))
         training = model.training
         model.eval()
         with torch.no_grad():

@@ -133,10 +133,12 @@ class Tokens(Task):
         """Return the mean cross-entropy of the next word in nats, a scalar."""
         return self._cross_entropy(model, batch, "mean")
 
-    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Cross-entropy over one of ``shards`` shards of the validation sequences."""
+    def validate(self, model: nn.Module, portion_index: int = 0, portion_count: int = 1) -> Score:
+        """Cross-entropy over one of ``portion_count`` portions of the validation sequences."""
         text = words()[1]
-        starts = np.linspace(0, len(text) - self.context - 2, self.validation_sequences, dtype=np.int64)[shard::shards]
+        starts = np.linspace(0, len(text) - self.context - 2, self.validation_sequences, dtype=np.int64)[
+            portion_index::portion_count
+        ]
         training = model.training
         model.eval()
         with torch.no_grad():
