@@ -477,7 +477,7 @@ class GraVAC(Settings):
                     f"has chosen {candidate} yet"
                 )
             elif candidate.dense:
-                reason = f"the gain of {candidate} is always 1 and cannot show a change"
+                reason = f"the gain of {candidate} is always 1 and says nothing about higher CFs"
             else:
                 reason = (
                     f"gain {gain:.3g} differs by more than {100 * self.band:.3g} % from {state.reference:.3g}, the "

@@ -129,10 +129,12 @@ def observe(settings: LiteralSettings, state: LiteralState, measured: Measuremen
     summary = None
     if state.steps % settings.window == 0:
         summary = state.window.summary("literal")
+        previous_theta_min = state.theta_min
         state = _check(settings, state)
+        change_text = "stays at" if state.theta_min == previous_theta_min else f"changes from {previous_theta_min:g} to"
         reason += (
-            f"; from the next window on, the lowest CF in use (θ_min) is {state.theta_min:g}, and a CF of "
-            f"{state.theta_s * state.theta_min:g} is tried (θ_s: {state.theta_s:g} times θ_min)"
+            f"; in the next window θ_min {change_text} {state.theta_min:g}, and the CF {state.theta_s:g} times as high "
+            f"is tried: {state.theta_s * state.theta_min:g}"
         )
     if running == state.running and summary is None:
         return state, decide(state)
