@@ -32,7 +32,7 @@ DEFAULT = "goodput:ladder@2-1000"
 MIXED: list[bool] = [False]
 """Whether records of several commits may stand in one table."""
 
-OF_MANY_HOURS = ("programs_links", "progress", "hsdp_links", "torch_fsdp")
+OF_MANY_HOURS = ("programs_links", "progress", "hsdp_links", "torch_fsdp", "outer-optimizers")
 """Records that take more hours than code stays the same: their tables may be of several commits, and name them."""
 
 

@@ -154,6 +154,10 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "programs_links_careful": by_function("programs_links", programs_links.table_of_careful),
         "programs_links_long": by_function("programs_links", programs_links.table_of_long),
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
+        "outer_optimizers_at_constant_rates": (
+            "outer-optimizers",
+            tables_of_progress.outer_optimizers_at_constant_rates,
+        ),
     },
     BELIEVED: {"admitted": by_function("progress", beliefs.table_of_admitted)},
     HSDP: {

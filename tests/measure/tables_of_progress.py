@@ -124,8 +124,8 @@ def predictors() -> str:
 
 
 def outer_optimizers() -> str:
-    """Return a row for each outer optimizer and each rule: geometric means over programs, by learning rate."""
-    rows = published.rows("outer-optimizers")
+    """Return a row for each outer optimizer and each rule, under a cosine: means over programs, by learning rate."""
+    rows = [row for row in published.rows("outer-optimizers") if row["schedule"] == "cosine"]
     cases = {key(row): row for row in rows}
     lines = head("outer steps", *(f"{rate} (programs)" for rate in RATES))
     for way in dict.fromkeys((*OUTER, *DECAY)):
@@ -139,4 +139,20 @@ def outer_optimizers() -> str:
             f"{statistics.geometric_mean(shares):.2f} ({len(shares)})" if shares else "" for shares in by_rate.values()
         ]
         lines.append(line(str(way), *cells))
+    return "\n".join(lines)
+
+
+def outer_optimizers_at_constant_rates() -> str:
+    """Return a row for each outer optimizer, at a learning rate that stays constant: efficiency by program."""
+    rows = [row for row in published.rows("outer-optimizers") if row["schedule"] == "constant"]
+    cases = {key(row): row for row in rows}
+    programs = [name for name in PROGRAMS if any(row["program"] == name for row in rows)]
+    lines = head("outer steps", *programs)
+    for way in OUTER:
+        by_program = {
+            case.program: efficiency(row, cases[case._replace(way=NATIVE)])
+            for case, row in cases.items()
+            if case.way == way
+        }
+        lines.append(line(str(way), *(f"{by_program[name]:.2f}" if name in by_program else "" for name in programs)))
     return "\n".join(lines)
