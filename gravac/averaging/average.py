@@ -442,7 +442,7 @@ class Averager:
             self._discard_group_on_device(pieces, finite)
 
     def _dense_mean(self, flat: torch.Tensor, wire_dtype: torch.dtype) -> Returning[torch.Tensor]:
-        """Replace a flat tensor by its mean over the ranks, summed in ``wire_dtype``; return the mean."""
+        """Return a flat tensor's mean over the ranks, summed in ``wire_dtype``. May overwrite ``flat``."""
         if wire_dtype == flat.dtype:
             divides_before_sum = divides_first(self.world, wire_dtype)
             if divides_before_sum:

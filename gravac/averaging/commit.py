@@ -255,7 +255,7 @@ class AtStepEnd(CommitPolicy):
         self.pending_residuals.update(zip(names, row_copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
-        """End a step: keep its new residuals if all its gradients were ``finite``; otherwise keep the old residuals."""
+        """End a step: if all its gradients were ``finite``, replace the residuals by its new ones; else leave them."""
         for name, unsent in self.pending_residuals.items() if finite is not False else ():
             previous_residual = self.residual.pop(name, None)
             if previous_residual is not None and previous_residual.dtype != torch.bfloat16:

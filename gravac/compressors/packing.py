@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 SUPPORTED_BITS = (1, 2, 3, 4, 8)
-"""Supported numbers of bits per code."""
+"""Supported numbers of bits per code, ascending."""
 
 
 def packed_bytes(code_count: int, bits: int) -> int:

@@ -26,11 +26,11 @@ from gravac.compressors.codebook import SCALE_DTYPE
 from gravac.compressors.draws import Draws
 from gravac.compressors.levels import LevelKind
 from gravac.compressors.messages import Messages, encode, encode_decoded, encode_folded, folds, pad_to_blocks
-from gravac.compressors.packing import packed_bytes
+from gravac.compressors.packing import SUPPORTED_BITS, packed_bytes
 from gravac.compressors.profile import CostPoints, Profile
 
-SUPPORTED_BITS = (8, 4, 3, 2, 1)
-"""Supported bits per coordinate."""
+BITS_BY_CF = SUPPORTED_BITS[::-1]
+"""Supported bits per coordinate, in ascending order of the CF, 32 / bits."""
 
 SAMPLED_COORDINATES = 1 << 16
 """Approximate number of a tensor's coordinates from which its coding error is estimated."""
@@ -105,7 +105,7 @@ class Quantize(Compressor):
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Return the compression factors 32 / bits that are in the range."""
-        bit_widths = SUPPORTED_BITS if self.bits is None else (self.bits,)
+        bit_widths = BITS_BY_CF if self.bits is None else (self.bits,)
         return tuple(32 / bits for bits in bit_widths if cf_range[0] <= 32 / bits <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
@@ -218,7 +218,7 @@ class Quantize(Compressor):
 
     def bits_at(self, cf: float) -> int:
         """Return the number of bits per coordinate at a CF."""
-        return self.bits if self.bits is not None else min(SUPPORTED_BITS, key=lambda bits: abs(32 / bits - cf))
+        return self.bits if self.bits is not None else min(BITS_BY_CF, key=lambda bits: abs(32 / bits - cf))
 
     def _blocks_per_shard(self, elements: int, world: int) -> int:
         """Return the number of blocks in a rank's shard; all blocks if every rank gets all codes (``gathers``)."""

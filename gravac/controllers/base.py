@@ -318,7 +318,7 @@ def more_steps_text(efficiency: float) -> str:
 
 
 def _additional_percent(efficiency: float) -> float:
-    """Return how many percent more training steps than dense averaging an efficiency requires for the same loss."""
+    """Return the additional training steps to the same loss at an efficiency, in percent of dense averaging's steps."""
     return 100 * (1 / max(efficiency, 1e-9) - 1)
 
 

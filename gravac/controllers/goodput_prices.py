@@ -75,7 +75,7 @@ def price_of_steps(slowest_s: float, best_s: float, every: int = 1) -> float:
 
 
 def may_try(state: GoodputState, best_timing: StepTiming, position: int, goodput_bound: float, explore: float) -> bool:
-    """True if a trial of a candidate is worth its cost, and that cost is within what remains of the trials' budget.
+    """True if a trial of a candidate promises more than it costs, and the budget for trials still covers the cost.
 
     Args:
         state: state of the search.
@@ -145,10 +145,10 @@ def goodput_to_beat(state: GoodputState, incumbent_timing: StepTiming, position:
 
 
 def _relative_leaving_cost(state: GoodputState, incumbent_timing: StepTiming, forecast: Forecast) -> float:
-    """Return the relative cost of leaving outer steps, if exactly one of two candidates makes outer steps.
+    """Return what a change of candidate costs if it begins or ends outer steps; 0 for any other change.
 
-    The cost is the time to make the ranks' models equal again, divided by the time of the steps made so far
-    (``SETTLED_STEPS`` if fewer). The result is 0 if both candidates make outer steps, or neither does.
+    The cost is the time to make the ranks' models equal again when outer steps end, divided by the time of the steps
+    made so far (``SETTLED_STEPS`` if fewer).
 
     Args:
         state: state of the search.

@@ -70,9 +70,8 @@ this limit, a wide belief makes trials seem worth their cost even if the candida
 best candidate."""
 
 SMALLEST_RATIO_DIVISOR = 0.3
-"""Smallest divisor in an estimate of ``expected_gain_steps``: standard deviation of the logarithm of a ratio of
-efficiencies = standard deviation of the ratio / the ratio. If the ratio is smaller than this number, this number is the
-divisor."""
+"""Smallest number by which ``expected_gain_steps`` divides. It estimates the standard deviation of the logarithm of a
+ratio of efficiencies as the ratio's standard deviation / the ratio; for a smaller ratio it divides by this number."""
 
 NO_TRIALS_REASON = "switchback trials would cost more progress than they can gain"
 """Text of a decision reason if a run has a probe but makes no switchback trials: too few steps are to come, or there is

@@ -517,8 +517,8 @@ def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
 def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
     """Return six tensors of odd random weights, each ``[BLOCK_WORDS]``, int64; the same on all ranks.
 
-    Each is for one level of sums: the first weighs the 8-byte words of what is summed, the second the sums of blocks of
-    words, and so on.
+    A checksum sums in levels. The first tensor has the weights for a tensor's 8-byte integers, the second those for the
+    sums of blocks of these integers, and so on.
     """
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62

@@ -5,7 +5,7 @@
 A mesh of two dimensions holds several *replicas* of the model, each cut into shards (HSDP). torch sums gradients over
 the ranks of a replica, which leaves each rank with the gradient of its shard, and then averages over the replicas.
 gravac averages over the replicas in place of torch: it replaces torch's process group of the replicas by a group that
-exchanges nothing. torch's private names that this needs are all in this file.
+exchanges nothing (`idle_group.py`). torch's private names that this needs are all in this file.
 
 Ranks that hold different shards have gradients of different shapes, but must make the same decisions. So every gradient
 is exchanged in its *padded* shape, which has the largest size over all ranks in each dimension. A rank that has fewer
@@ -14,7 +14,6 @@ rows adds rows of zeros.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -27,45 +26,9 @@ from gravac.averaging.plan import Piece, ShardPlace
 from gravac.settings import SettingsError
 from gravac.sources.ddp import canonical_name
 from gravac.sources.hooked import refuse_other_hooks
+from gravac.sources.idle_group import IdleAllReduceGroup
 
 T = TypeVar("T")
-
-
-class _FinishedWork(dist.Work):
-    """Handle of a collective that has ended."""
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return ``True`` at once: the collective has ended."""
-        return True
-
-
-class IdleAllReduceGroup(dist.ProcessGroup):
-    """A process group over the replicas whose all-reduce exchanges nothing, as if all replicas had equal tensors.
-
-    If torch asks for the mean over the replicas, the all-reduce leaves tensors unchanged. If torch asks for the sum
-    (with a divide factor, or gradients in float16), the all-reduce multiplies tensors by the number of replicas. gravac
-    later averages the result over the replicas, which gives what torch asked for.
-
-    Args:
-        rank: number of this rank's replica.
-        world: number of replicas.
-    """
-
-    def __init__(self, rank: int, world: int) -> None:
-        super().__init__(rank, world)  # type: ignore[call-arg]
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
-        """Multiply tensors by the number of replicas if torch asks for the sum; return finished work. Must not raise.
-
-        torch then adds the tensors to ``.grad``, which may hold gradients of earlier backwards, exchanged already.
-        """
-        if opts is not None and opts.reduceOp == dist.ReduceOp.SUM:
-            torch._foreach_mul_(tensors, self.size())
-        return _FinishedWork()
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """Return the name that torch's messages give this backend."""
-        return "gravac"
 
 
 @dataclass(frozen=True, slots=True)

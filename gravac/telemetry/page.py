@@ -36,7 +36,7 @@ STEP_TAGS = {
 """Tag of each curve of means over steps, by field name of ``StepRecord``."""
 
 EVERY = PREFIX + "every"
-"""Tag of the number of training steps between two exchanges of outer steps."""
+"""Tag of H, the number of training steps from one exchange to the next in outer steps."""
 
 DELAY = PREFIX + "delay"
 """Tag of the number of training steps for which an exchange of outer steps is in flight."""

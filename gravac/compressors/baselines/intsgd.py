@@ -69,7 +69,7 @@ class IntSGD(Compressor):
 
         1. All-gather the largest magnitude of every block; the largest over the ranks gives the block's scale.
         2. Divide each element by its block's scale, and multiply by the largest integer that a rank may send. Round the
-           result at random to the next lower or higher integer.
+           result stochastically to the next lower or higher integer.
         3. All-reduce the integers, and convert the sums back to numbers.
         """
         bits = bits_on_wire(self.bits, ctx.world)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Natural compression: rounds each element at random to a power of two, so that only sign and exponent are sent.
+"""Natural compression: rounds each element stochastically to a power of two, so that only sign and exponent are sent.
 
 Source: Horvath et al., "Natural Compression for Distributed Deep Learning", 2019 (arXiv:1905.10988), definition 1 and
 theorem 1. Unbiased, and an element's expected square grows by at most 1/8. Also contractive, since no element's error
@@ -67,7 +67,7 @@ def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
 
 
 def encode(x: torch.Tensor, base_exponent: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Round flat x to powers of two at random, and return their codes.
+    """Round flat x stochastically to powers of two, and return their codes.
 
     A code has the sign in its highest bit. The other seven bits are 0 for the number 0, otherwise the exponent of the
     power of two, minus ``base_exponent``, plus 1.

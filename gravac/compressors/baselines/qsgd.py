@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""QSGD: rounds each element at random to a level; a bucket's levels are evenly spaced from minus to plus its norm.
+"""QSGD: rounds each element stochastically to a level; a bucket's levels are evenly spaced from minus to plus its norm.
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017,
 section 3.1. Buckets are runs of consecutive elements, as in section 4, and not DDP's buckets. Levels are sent as codes
@@ -83,7 +83,7 @@ class QSGD(Compressor):
         return (yield from exchange_codes(codes, norms, self.bits, self.decode, ctx))
 
     def encode(self, x: torch.Tensor, norms: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Round flat x to levels at random, and return the codes: uint8, of x's length.
+        """Round flat x stochastically to levels, and return the codes: uint8, of x's length.
 
         A code is the signed number of the level (0 for zero), plus ``positive_level_count``.
         """
@@ -187,7 +187,7 @@ def relative_magnitudes(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 
 
 def round_randomly(x: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Round each element at random to the next lower or higher integer; return floats, in the shape of x.
+    """Round each element stochastically to the next lower or higher integer; return floats, in the shape of x.
 
     An element is rounded up with a probability equal to its fractional part, to within 2**-24, so that the rounding is
     unbiased.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""TernGrad: rounds every element at random to -1, 0 or 1 times the tensor's largest magnitude.
+"""TernGrad: rounds every element stochastically to -1, 0 or 1 times the tensor's largest magnitude.
 
 Source: Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS 2017,
 algorithm 1, per tensor ("layer-wise ternarizing"), with the paper's gradient clipping as an option. Each rank uses its

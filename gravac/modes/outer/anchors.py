@@ -4,8 +4,8 @@
 
 The outer optimizer gets the anchors as parameters, once. If anchors are stored in bfloat16, so are the optimizer's
 tensors for them, such as momentum. While the optimizer makes a step, anchors and these tensors are in float32.
-Afterwards they are rounded at random, so that on average no small change is lost. The random numbers depend only on
-seed, parameter name and round, so anchors stay bit for bit the same on all ranks.
+Afterwards they are rounded stochastically, so that on average no small change is lost. The random numbers depend only
+on seed, parameter name and round, so anchors stay bit for bit the same on all ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -90,7 +90,9 @@ class AnchorStorage:
     def _round_into(
         self, name: str, tensor: torch.Tensor, destination: torch.Tensor, tensor_key: str, round_number: int
     ) -> torch.Tensor:
-        """Round an anchor, or an optimizer's tensor for an anchor, at random to bfloat16; return ``destination``.
+        """Write a tensor into ``destination``, stochastically rounded to bfloat16; return ``destination``.
+
+        The tensor is an anchor, or belongs to the outer optimizer's state of an anchor.
 
         Args:
             name: name of the anchor's parameter.
