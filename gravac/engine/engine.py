@@ -118,7 +118,7 @@ class Engine:
         self.shard_places: Mapping[str, ShardPlace] = {}
         self._open_executor = open_executor
         self._executor: Executor | None = None
-        self._closed_ledger = Ledger()
+        self._ledger = Ledger()
         self._agreement: Agreement | None = None
         self._schedule: AgreementSchedule | None = None
         self._call_guarded = GuardedCaller()
@@ -188,7 +188,7 @@ class Engine:
         self.averager.rank, self.averager.world = executor.rank, executor.world
         self.state.rank, self.state.world = executor.rank, executor.world
         self.deciding.set_latency(executor.latency, timed_cfs)
-        self._executor = executor
+        self._executor, self._ledger = executor, executor.ledger
         self._agreement = Agreement(executor, self.state, self._observe)
         self._schedule = schedule_of(self._agreement)
 
@@ -438,7 +438,7 @@ class Engine:
     @property
     def ledger(self) -> Ledger:
         """Counts of this rank's collectives and bytes since ``use``, also after ``close``; 0 before ``use``."""
-        return self._executor.ledger if self._executor else self._closed_ledger
+        return self._ledger
 
     def sum_over_ranks(self, description: str, numbers: Sequence[float]) -> RankSums:
         """Start to sum numbers over the ranks; return a handle of the sums. Called on every rank, between two steps.
@@ -513,7 +513,6 @@ class Engine:
             if failure is not None:
                 executor.abandon(failure)
             executor.close()
-            self._closed_ledger = executor.ledger
             self._agreement.drop_in_flight()
 
     # run by the executor
