@@ -26,12 +26,18 @@ class AgreedNumbers:
         probe: loss on the run's fixed batches, mean over ranks, computed with the weights before the step. If several
             native steps are measured as one, computed before the second of these steps. nan if the run has no probe, or
             if no decision requested the loss (``Decision.probe``).
+        forward_seconds: seconds of the last forward before the exchange of a hook step, mean over ranks. If several
+            native steps are measured as one, median over these steps. No exchange is in flight during forward, so the
+            seconds show the speed of the machine, not of the link. nan if the forward was not timed: in outer steps, on
+            GPUs (where the host does not wait for the forward), and if ranks exchange in forward (FSDP2, tensor
+            parallelism).
     """
 
     learning_rate: float = math.nan
     drift: float = math.nan
     loss: float = math.nan
     probe: float = math.nan
+    forward_seconds: float = math.nan
 
     def agreed_numbers(self) -> dict[str, Any]:
         """Return the fields of ``AgreedNumbers`` by name, without those of a subclass."""

@@ -67,6 +67,7 @@ class LocalMeasurement:
         steps: number of training steps that the measurement covers: 1, or those of a round or a stretch.
         native_step_s: seconds of a native step, from its forward to the next; ``None`` for other steps, whose seconds
             are differences of moments.
+        forward_s: seconds of a step's forward; nan if it was not timed, see ``AgreedNumbers.forward_seconds``.
         shadow: CFs whose error is computed without sending anything, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor by which a GradScaler multiplied the step's gradients; 1 without a scaler.
@@ -119,6 +120,7 @@ class LocalMeasurement:
     first: int = 0
     steps: int = 1
     native_step_s: float | None = None
+    forward_s: float = math.nan
     shadow: tuple[float, ...] = ()
     learning_rate: float = math.nan
     loss_scale: Number = 1.0
@@ -237,6 +239,7 @@ class LocalMeasurement:
             "drift": self.inverse_drift,
             "loss": loss,
             "probe": probe,
+            "forward_seconds": self.forward_s,
         }
         self.previous, self.spent = None, None
 

@@ -22,6 +22,8 @@ efficiency: the efficiency is higher with a probability of 80 % (``Forecast.lowe
   compression costs progress, so the promised gain must be above that cost. A new search starts if step times change, or
   if an exchange hidden behind backward takes less than half as long as before. Other candidates are tried again if
   their measurements are old, or uncertain because the steps of their trial differed in time.
+- Machine: all measured step times are adapted to the present time of a forward, in which no exchange is in flight. A
+  slower machine is then not taken for a slower link. On GPUs, forwards are not timed.
 - Cost: beyond a starting budget, trials cost at most the fraction ``explore`` of the run's time. The controller lowers
   this limit if steps wait little for the exchange. If a step hardly waits, no candidate that sends fewer bytes is
   tried.
@@ -197,6 +199,7 @@ class Goodput(Settings):
         if state.trials is not None:
             return self._measure_progress(state, state.trials, measurement)
         is_searching, is_native = state.phase == SEARCH, state.running.mode == "native"
+        state = state.at_present_speed()
         ends_early = not is_native and (
             trial_is_hopeless(state, self.hopeless) if is_searching else chosen_is_far_slower(state)
         )
@@ -399,12 +402,16 @@ class Goodput(Settings):
             takes_text += (
                 f" instead of {milliseconds(timing_before_window.seconds)}" if relative_change > self.change else ""
             )
+            changed_text = "the link or the machine"
+            if state.window.forward_s is not None:
+                changed_text = "the link"
+                takes_text += ", the machine's present speed taken into account"
             takes_text += f", and {exchange_text(state)}" if has_faster_exchange else ""
             if state.off < 2 and relative_change <= 2 * self.change:
                 return state, f"{takes_text}: keep {state.running} until a second window confirms the change"
             if state.running.mode == "native" and seconds < timing_before_window.seconds:
                 state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
-                return self._try_or_hold(state, Finding(f"{takes_text}: the link or the machine became faster"))
+                return self._try_or_hold(state, Finding(f"{takes_text}: {changed_text} became faster"))
             if has_faster_exchange:
                 faster_state = state.after_link_change(min(seconds, timing_before_window.seconds))
                 return self._search_again(faster_state, f"{takes_text}: the link became faster")
@@ -412,9 +419,7 @@ class Goodput(Settings):
                 takes_text += f", and {exchange_text(state)}: the link is as fast as before, but not the rest of a step"
                 state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
                 return self._try_or_hold(state, Finding(takes_text))
-            return self._search_again(
-                state.after_link_change(seconds), f"{takes_text}: the link or the machine changed"
-            )
+            return self._search_again(state.after_link_change(seconds), f"{takes_text}: {changed_text} changed")
         state = replace(state.without_suspect(), off=0).after_drift(seconds)
         return self._try_or_hold(state, Finding(took_text(state, state.position, seconds, "takes"), omit_if_best=True))
 

@@ -211,6 +211,7 @@ class GoodputState:
             efficiency=efficiency,
             saved=median_times,
             doubt=standard_error_s,
+            forward_s=self.window.forward_s,
         )
         return replace(
             self,
@@ -259,6 +260,17 @@ class GoodputState:
             return None
         return median_times[2] / timing.saved[2]
 
+    def at_present_speed(self) -> GoodputState:
+        """Return the state with measured step times adapted to the speed that the machine has in the present window.
+
+        The time of the forward shows that speed: no exchange is in flight during forward. A change of step times that
+        remains is one of the link. The state is unchanged if the forward's time is not known.
+        """
+        forward_s = self.window.forward_s
+        if forward_s is None:
+            return self
+        return replace(self, entries=tuple(timing.at_speed(forward_s) for timing in self.entries))
+
     def after_drift(self, seconds: float, apply_whole_change: bool = False) -> GoodputState:
         """Return the state with measured step times adapted to the machine's speed in the window that has ended.
 
@@ -268,7 +280,8 @@ class GoodputState:
 
         Nothing is scaled if the step time changed by at most ``STANDARD_ERRORS`` standard errors, since that may be
         chance. The wait of native steps (DDP exchanges by itself) is not known. If such steps run, the whole change of
-        their time counts as a change of the machine.
+        their time counts as a change of the machine. If the forward was timed, ``at_present_speed`` has adapted the
+        measurements before, and nothing more is scaled.
 
         Args:
             seconds: median time of the running candidate's steps in the window, in seconds.
@@ -279,6 +292,8 @@ class GoodputState:
         assert timing_before_window is not None
         weight = 1.0 if apply_whole_change else 0.5
         updated_state = self.enter_measurement(seconds, weight)
+        if self.window.forward_s is not None:
+            return updated_state
         if self.running.mode == "native":  # its wait is not known, so a small change counts as one of the machine
             work_ratio = 1 + weight * (seconds / timing_before_window.seconds - 1)
             scaled_timings = (

@@ -52,6 +52,8 @@ class StepTiming:
         saved: ``(waited, coded, exchanged)``: median seconds of a step, see ``Measurement``; ``None`` if not known.
         doubt: standard error of ``seconds``, in seconds, from the spread of the step times.
         times: number of windows over which ``seconds`` is averaged.
+        forward_s: seconds of a step's forward on a machine as fast as the one on which a step takes ``seconds``;
+            ``None`` if not known.
     """
 
     position: Count
@@ -61,6 +63,7 @@ class StepTiming:
     saved: tuple[Amount, Amount, Amount] | None = None
     doubt: Amount = 0.0
     times: Count = 1
+    forward_s: Above0 | None = None
 
     def mean_with(self, earlier: StepTiming, weight: float) -> StepTiming:
         """Return this timing with the weighted mean of its ``seconds`` and the ``seconds`` of an earlier timing.
@@ -92,7 +95,23 @@ class StepTiming:
         """
         saved = None if self.saved is None else (self.saved[0], ratio * self.saved[1], self.saved[2])
         waited_s = 0.0 if self.saved is None else self.saved[0]
-        return replace(self, seconds=waited_s + ratio * (self.seconds - waited_s), saved=saved)
+        forward_s = None if self.forward_s is None else ratio * self.forward_s
+        return replace(self, seconds=waited_s + ratio * (self.seconds - waited_s), saved=saved, forward_s=forward_s)
+
+    def at_speed(self, forward_s: float) -> StepTiming:
+        """Return this timing for a machine on which a step's forward takes ``forward_s`` seconds.
+
+        If the forward's time at this measurement is not known, the machine is assumed to have been as fast as that.
+
+        Example:
+            >>> StepTiming(0, 0.3, 0, 1.0, forward_s=0.1).at_speed(0.2).seconds
+            0.6
+            >>> StepTiming(0, 0.3, 0, 1.0).at_speed(0.2).seconds
+            0.3
+        """
+        if self.forward_s is None:
+            return replace(self, forward_s=forward_s)
+        return self.scale_work(forward_s / self.forward_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Window:
         seconds: time of each clean step, in seconds.
         rough: time of each step that is not clean, in seconds; used only if there is no clean step.
         saved: ``(waited, coded, exchanged)``, in seconds, of each clean step with known times; see ``Measurement``.
+        forwards: seconds of the forward of each clean step for which it is known; see ``AgreedNumbers``.
         samples: samples processed in the last step, over all ranks.
         gains: ``(error, energy)`` of each step that is not settling; see ``Measurement``.
         early: ``(error, energy)`` of each settling step; used only if ``gains`` is empty.
@@ -51,6 +52,7 @@ class Window:
     seconds: tuple[Above0, ...] = ()
     rough: tuple[Above0, ...] = ()
     saved: tuple[tuple[Amount, Amount, Amount], ...] = ()
+    forwards: tuple[Above0, ...] = ()
     samples: Amount = 0.0
     gains: tuple[tuple[Amount, Amount], ...] = ()
     early: tuple[tuple[Amount, Amount], ...] = ()
@@ -73,6 +75,8 @@ class Window:
         new_seconds = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
         has_settled = self.settling < measured.steps
         is_clean = has_settled and not measured.shadow
+        forward_s = measured.forward_seconds
+        new_forwards = (forward_s,) if math.isfinite(forward_s) and forward_s > 0 else ()
         exchange_times = (measured.waited, measured.coded, measured.exchanged)
         return replace(
             self,
@@ -80,6 +84,7 @@ class Window:
             seconds=(*self.seconds, *new_seconds) if is_clean else self.seconds,
             rough=self.rough if is_clean else (*self.rough, *new_seconds),
             saved=(*self.saved, exchange_times) if is_clean and math.isfinite(sum(exchange_times)) else self.saved,
+            forwards=(*self.forwards, *new_forwards) if is_clean else self.forwards,
             samples=measured.samples,
             gains=(*self.gains, error_and_energy) if has_settled else self.gains,
             early=self.early if has_settled else (*self.early, error_and_energy),
@@ -96,7 +101,8 @@ class Window:
 
     def with_newest_times(self, steps: int) -> "Window":
         """Return this window with the times of only its last ``steps`` clean steps; see the class for *clean*."""
-        return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:])
+        newest_forwards = self.forwards[-steps:]
+        return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:], forwards=newest_forwards)
 
     def without_times_above(self, limit_s: float) -> "Window":
         """Return this window without step times above ``limit_s``, in seconds; unchanged if all times are above."""
@@ -153,6 +159,14 @@ class Window:
             return None
         waited, coded, exchanged = map(statistics.median, zip(*self.saved, strict=True))
         return waited, coded, exchanged
+
+    @property
+    def forward_s(self) -> float | None:
+        """Median seconds of a step's forward, which show the speed of the machine; ``None`` if not known.
+
+        The first ``SETTLING`` steps after a change of candidate are left out.
+        """
+        return statistics.median(self.forwards) if self.forwards else None
 
     def shadow_gain(self, cf: float) -> float | None:
         """Return the gain at a shadow CF (evaluated without sending) over the window; ``None`` if not evaluated."""

@@ -27,6 +27,7 @@ which torch exchanges and gravac only measures times.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -86,6 +87,7 @@ class Engine:
             parameters, or if the positions are not known.
         losses: mean of the training losses reported on this rank since the last step ended.
         probes: mean of the losses on this rank's fixed batches (probes) that were computed since the last step ended.
+        forward_s: seconds of the last forward, which the step's measurement gets; nan if it was not timed.
         probe_follows: whether the ranks compute the loss on fixed batches before the next step. Set when a step begins,
             and by ``concluded``.
 
@@ -130,6 +132,7 @@ class Engine:
         self._last_measurement: LocalMeasurement | None = None  # measurement of the last step that ended
         self._ranks_with_inputs = RanksWithInputs(self.state)
         self.losses, self.probes = Losses(), Losses()
+        self.forward_s = math.nan
         self.probe_follows = False
         self._last_set_aside_step = 0
 
@@ -355,7 +358,8 @@ class Engine:
         """
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
-        self.executor.call(lambda: self._end(add_times, loss, probe), lambda failure: None)
+        forward_s, self.forward_s = self.forward_s, math.nan
+        self.executor.call(lambda: self._end(add_times, loss, probe, forward_s), lambda failure: None)
 
     def conclude(self) -> None:
         """Start to agree with the other ranks on all steps that have ended, without waiting for later steps.
@@ -616,7 +620,7 @@ class Engine:
             self.averager.rescale(loss_scale / previous_scale)
         self.state.loss_scale = loss_scale
 
-    def _end(self, add_times: AddTimes, loss: Number, probe: Number) -> None:
+    def _end(self, add_times: AddTimes, loss: Number, probe: Number, forward_s: float) -> None:
         """End a step, called by the executor: store new residuals, complete the measurement, let the ranks agree on it.
 
         Args:
@@ -624,10 +628,11 @@ class Engine:
                 the end of backward.
             loss: mean of the training losses since the last step; nan if there are none.
             probe: mean of the losses on fixed batches since the last step; nan if there are none.
+            forward_s: seconds of the last forward; nan if it was not timed.
         """
         state, measurement = self.state, self._measurement
         assert measurement is not None
-        measurement.loss, measurement.probe = loss, probe
+        measurement.loss, measurement.probe, measurement.forward_s = loss, probe, forward_s
         add_times(measurement)
         self.averager.commit(self.executor.everywhere)
         if measurement.candidate.mode == "native":

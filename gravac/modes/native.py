@@ -5,6 +5,7 @@
 A step's time is the time from the start of its forward to the start of the next step's forward. A *stretch* is a number
 of successive native steps that count as one measurement. At the end of a stretch the ranks begin to average the medians
 of their step times, and continue to train. A step later the averages have arrived, and the controller decides by them.
+The ranks also average the medians of the forwards' times: these show how fast the machine is, whatever the link does.
 
 In a long stretch the ranks also make a *slow-step check* at intervals: each rank tells the others whether a step took
 far longer than the agreed time (the mean over the ranks). If any rank had such a slow step, the stretch ends at once:
@@ -68,7 +69,9 @@ class NativeWatch:
         self._stretch_state: NativeState = engine.state.native
         self._untimed_steps_left = UNTIMED_STEPS
         self._step_seconds: list[float] = []
+        self._forward_seconds: list[float] = []  # of the forward of each step in ``_step_seconds``; nan if not known
         self._forward_began_s: float | None = None
+        self._forward_s = math.nan  # seconds of the present step's forward; nan until ``forward_ended``
         self._stretch_steps = DEFAULT_STRETCH_STEPS
         self._slow_step_check: RankSums | None = None
         self._check_sent_at_step = 0  # number of the stretch's steps when the slow-step check was sent
@@ -81,7 +84,8 @@ class NativeWatch:
             may_resume: whether to continue an unfinished stretch (successive steps that count as one measurement) if a
                 checkpoint restored one. False: a new stretch begins.
         """
-        self._untimed_steps_left, self._step_seconds, self._forward_began_s = UNTIMED_STEPS, [], None
+        self._untimed_steps_left, self._forward_began_s = UNTIMED_STEPS, None
+        self._step_seconds, self._forward_seconds = [], []
         self._slow_step_check, self._times_checked, self._stretch_steps = None, 0, self._decided_stretch_steps()
         if not may_resume:
             self._stretch_state.made, self._stretch_state.travels, self._stretch_state.uncounted = 0, False, False
@@ -109,7 +113,7 @@ class NativeWatch:
         now_s = self._clock()
         if averaged:
             self._count_step(now_s)
-        self._forward_began_s = now_s
+        self._forward_began_s, self._forward_s = now_s, math.nan
         if not averaged:
             return None
         if (
@@ -126,6 +130,13 @@ class NativeWatch:
         elif self._slow_step_check_is_due():
             self._send_slow_step_check()
         return None
+
+    def forward_ended(self, seconds: float) -> None:
+        """Store the time of the step's forward, in seconds. Called when a forward that was timed ends.
+
+        Of several forwards in a step, such as those of a pipeline's microbatches, the last counts.
+        """
+        self._forward_s = seconds
 
     def count_saved_step(self) -> None:
         """Count the last step made before the run was saved; called if the saved number of steps lacks that step."""
@@ -150,6 +161,7 @@ class NativeWatch:
             self._untimed_steps_left -= 1
         elif self._forward_began_s is not None:
             self._step_seconds.append(now_s - self._forward_began_s)
+            self._forward_seconds.append(self._forward_s)
 
     def _slow_step_check_is_due(self) -> bool:
         """True if the ranks make a slow-step check before this step; the same on all ranks.
@@ -195,21 +207,23 @@ class NativeWatch:
                 rank's last two steps were slow, the rank then sends the last step's time in place of the median. A
                 single slow step may be a pause of one rank, which delays one step of every rank.
         """
-        sent_step_s = median_of(self._step_seconds)
+        steps_sent = steps_that_count(self._step_seconds)
         if (
             after_slow_step
             and min(self._step_seconds[-2:], default=0.0) > SLOW_STEP_RATIO * self._engine.deciding.agreed_step_s
         ):
-            sent_step_s = self._step_seconds[-1]
+            steps_sent = slice(-1, None)
+        step_s, forward_s = _median(self._step_seconds[steps_sent]), _median(self._forward_seconds[steps_sent])
 
         def add_step_time(measurement: LocalMeasurement) -> None:
-            measurement.native_step_s = sent_step_s
+            measurement.native_step_s, measurement.forward_s = step_s, forward_s
 
         inputs = StepInputs(learning_rate=self._learning_rate(), mode="native", steps=self._stretch_state.made)
         self._engine.begin(inputs)
         self._engine.end(add_step_time)
         self._engine.conclude()
-        self._stretch_state.made, self._stretch_state.travels, self._step_seconds, self._times_checked = 0, True, [], 0
+        self._stretch_state.made, self._stretch_state.travels, self._times_checked = 0, True, 0
+        self._step_seconds, self._forward_seconds = [], []
 
     def _wait_for_decision(self) -> Candidate:
         """Wait until the ranks' step times are averaged and the controller has decided; return the chosen candidate."""
@@ -225,17 +239,23 @@ class NativeWatch:
         return DEFAULT_STRETCH_STEPS if decision is None else decision.watch
 
 
-def median_of(seconds: Sequence[float]) -> float:
-    """Return the median of a stretch's step times, in seconds; nan if there are none.
+def steps_that_count(step_seconds: Sequence[float]) -> slice:
+    """Return which steps of a stretch the rank sends the median time of: all of them, or the last of them.
 
-    If the median of the last ``LAST_STEPS_COMPARED`` steps is more than ``SLOW_END_RATIO`` times the median of all
-    steps, return the median of the last steps; otherwise return the median of all steps.
+    The last ``LAST_STEPS_COMPARED`` steps count if their median time is more than ``SLOW_END_RATIO`` times the median
+    of all steps; otherwise all steps count.
+
+    Args:
+        step_seconds: time of each step, in seconds.
 
     Example:
-        >>> median_of([0.1] * 20), median_of([0.1] * 20 + [0.4] * 8)
-        (0.1, 0.4)
+        >>> steps_that_count([0.1] * 20), steps_that_count([0.1] * 20 + [0.4] * 8)
+        (slice(0, None, None), slice(-8, None, None))
     """
-    if not seconds:
-        return math.nan
-    median_s, last_median_s = statistics.median(seconds), statistics.median(seconds[-LAST_STEPS_COMPARED:])
-    return last_median_s if last_median_s > SLOW_END_RATIO * median_s else median_s
+    last_median_s = _median(step_seconds[-LAST_STEPS_COMPARED:])
+    return slice(-LAST_STEPS_COMPARED if last_median_s > SLOW_END_RATIO * _median(step_seconds) else 0, None)
+
+
+def _median(seconds: Sequence[float]) -> float:
+    """Return the median, in seconds; nan if there are no numbers."""
+    return statistics.median(seconds) if seconds else math.nan

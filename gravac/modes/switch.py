@@ -19,6 +19,7 @@ same step on all ranks. Which event decides the change depends on the present mo
 The mode never changes within an optimizer's step, in which a closure may run forwards.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,10 +50,12 @@ class Source(Protocol):
     Attributes:
         called_module: module that the training loop calls; its forwards begin steps.
         inner_module: module without wrappers, whose weights are trained.
+        forward_exchanges: whether ranks exchange tensors in forward, such as the shards of parameters.
     """
 
     called_module: torch.nn.Module
     inner_module: torch.nn.Module
+    forward_exchanges: bool
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
         """Return the object by which this rank trains the model on its own in outer steps.
@@ -167,6 +170,7 @@ class Switch:
             None  # newest decision in hook mode for which ``_compute_probe_loss`` was called
         )
         self._native_cf = 1.0
+        self._forward_began_s = math.nan  # clock when the present forward began; nan if it is not timed
         self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
         # whether a synced step's forward, and its backward, have begun since the last outer step was counted
         self._synced_forward_began = self._synced_backward_began = False
@@ -201,9 +205,12 @@ class Switch:
     def _inner_forward_starts(self, *_: object) -> None:
         """Prepare an evaluation if the forward that begins computes no gradients: in outer steps, load shared weights.
 
-        Called as a forward pre-hook of the module inside DDP.
+        If it computes gradients, begin to time it. Called as a forward pre-hook of the module inside DDP, so that the
+        time does not contain DDP's broadcast of buffers.
         """
         if torch.is_grad_enabled():
+            if not torch.compiler.is_compiling():  # a compiled model must not contain the clock
+                self._forward_began_s = time.perf_counter()
             return
         self._native_watch.pause()
         if self.outer is not None:
@@ -339,11 +346,12 @@ class Switch:
         self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
-        """In outer steps, restore DDP's exchange setting, and register hooks that run when backward begins.
+        """In native and hook steps, store the forward's time; in outer steps, restore DDP's exchange setting.
 
-        Called as a forward hook. DDP reads the setting in the forward only, so that this forward's backward exchanges
-        nothing.
+        In outer steps, also register hooks that run when backward begins. Called as a forward hook. DDP reads the
+        setting in the forward only, so that this forward's backward exchanges nothing.
         """
+        self._store_forward_time()
         if self.mode != "outer":
             return
         self._source.restore_exchange()
@@ -352,6 +360,19 @@ class Switch:
             for tensor in outputs:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
+
+    def _store_forward_time(self) -> None:
+        """Store how long the forward took that has just ended, if it was timed and shows the machine's speed.
+
+        It does not show that speed if ranks exchanged in it, or if the host did not wait for the device.
+        """
+        forward_s, self._forward_began_s = time.perf_counter() - self._forward_began_s, math.nan
+        if math.isnan(forward_s) or self._source.forward_exchanges or not self._engine.schedule.host_looks:
+            return
+        if self.mode == "native":
+            self._native_watch.forward_ended(forward_s)
+        elif self.mode == "hook":
+            self._engine.forward_s = forward_s
 
     def _backward_began(self, gradient: torch.Tensor) -> None:
         self._synced_backward_began = True

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.candidate import Candidate
 from gravac.sources.ddp import DDPAdapter
-from gravac.sources.ddp_private import Reducer, register_hook
+from gravac.sources.ddp_private import Reducer, register_hook, shards_of_tensor_parallelism
 from gravac.sources.local_model import LocalModel, innermost
 
 
@@ -32,6 +32,7 @@ class SteeredDDP:
     def __init__(self, adapter: DDPAdapter, ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
         self.called_module: torch.nn.Module = ddp
         self.inner_module: torch.nn.Module = ddp.module
+        self.forward_exchanges = bool(shards_of_tensor_parallelism(ddp))
         self._adapter, self._ddp, self._hook = adapter, ddp, hook
         self._reducer = Reducer(ddp)
 

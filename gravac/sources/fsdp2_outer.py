@@ -27,7 +27,7 @@ class SteeredShards(SteeredModule):
     """
 
     def __init__(self, source: HookedSource, module: torch.nn.Module, model: ShardedModel) -> None:
-        super().__init__(source, module, shares_buffers=False)
+        super().__init__(source, module, shares_buffers=False, forward_exchanges=True)
         self._model = model
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:

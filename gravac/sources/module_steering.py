@@ -21,11 +21,18 @@ class SteeredModule:
         source: object that hands the module's gradients to the engine.
         module: module that is trained.
         shares_buffers: whether all ranks get rank 0's buffers in each training step.
+        forward_exchanges: whether ranks exchange tensors in forward.
     """
 
-    def __init__(self, source: HookedSource, module: torch.nn.Module, shares_buffers: bool = True) -> None:
+    def __init__(
+        self,
+        source: HookedSource,
+        module: torch.nn.Module,
+        shares_buffers: bool = True,
+        forward_exchanges: bool = False,
+    ) -> None:
         self.called_module = self.inner_module = module
-        self.in_join = False
+        self.in_join, self.forward_exchanges = False, forward_exchanges
         self.shares_buffers = shares_buffers
         self.source = source
 

@@ -3,6 +3,7 @@
 """Controllers choose among native, hook and outer steps: what they try, what that costs, and when they come back."""
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -50,6 +51,7 @@ class Site:
         every: numbers of steps from one exchange to the next that are candidates.
         leaving_s: seconds that leaving outer steps takes.
         energy: energy of each step.
+        forward: whether hook and native steps tell how long their forward takes, a third of compute.
     """
 
     seconds: float
@@ -62,6 +64,7 @@ class Site:
     every: tuple[int, ...] = (1,)
     leaving_s: float | None = 0.0
     energy: float = 2.0
+    forward: bool = False
 
     @property
     def compute(self) -> float:
@@ -121,6 +124,8 @@ class Site:
             chance = math.exp(draw.gauss(0, self.noise / math.sqrt(steps))) if self.noise else 1.0
             error = 0.0 if holds.candidate.dense else 1.0
             made = Measurement(0, holds.candidate, chance * seconds, 16.0, error, self.energy)
+            if self.forward and holds.candidate.mode != "outer":
+                made = replace(made, forward_seconds=chance * self.compute * self.machine(step) / 3)
             return replace(made, waited=chance * waited, coded=coded, exchanged=exchanged)
 
         return measured
@@ -272,19 +277,60 @@ def test_stretches_grow_while_nothing_changes_and_start_again_after_a_surprise()
 
 @pytest.mark.parametrize("seconds", [0.015, 0.07])
 @pytest.mark.parametrize("slower", [10.0, 50.0])
+@pytest.mark.parametrize("forward", [False, True], ids=["", "forward is timed"])
 def test_a_link_that_breaks_down_under_native_steps_is_noticed_and_so_is_one_that_comes_back(
-    seconds: float, slower: float
+    seconds: float, slower: float, forward: bool
 ) -> None:
     def link(step: int) -> float:
         return slower if 1000 <= step < 2000 else 1.0
 
-    site = Site(seconds, 0.1, slower=link, noise=0.02)
+    site = Site(seconds, 0.1, slower=link, noise=0.02, forward=forward)
     steps = site.run(3000)
     ran = {range(s.measured.first, s.measured.first + s.measured.steps): s.measured.candidate.mode for s in steps}
     at = {step: mode for covered, mode in ran.items() for step in covered}
     assert at[900] == "native"
     assert at[1000 + LONGEST_STRETCH_STEPS // 2] == "hook"
     assert at[2500] == "native"
+
+
+def shared_machine(seed: int) -> Callable[[int], float]:
+    """How many times longer compute takes on a machine with other work, by training step: up to twice, for a while."""
+    draw = random.Random(seed)
+    ends, speeds = [0], [1.0]
+    while ends[-1] < 3000:
+        ends.append(ends[-1] + draw.randint(20, 200))
+        speeds.append(draw.choice([1.0, 1.0, 1.2, 1.5, 2.0]))
+    return lambda step: speeds[next(at for at, end in enumerate(ends) if step < end)]
+
+
+@pytest.mark.parametrize("exposed", [0.0, 0.05], ids="{:g} of a step waits".format)
+def test_with_the_time_of_forward_a_slower_machine_is_not_taken_for_a_slower_link(exposed: float) -> None:
+    lost = {False: 0.0, True: 0.0}
+    for seed, forward in itertools.product(range(6), lost):
+        site = Site(0.1, exposed, hook=0.005, noise=0.05, machine=shared_machine(seed), every=EVERY, forward=forward)
+        steps = site.run(1200, seed)
+        lost[forward] += site.lost(steps) / 6
+        if forward and not exposed:
+            assert not any("the link" in step.decision.reason for step in steps)
+    assert lost[True] <= min(0.01, lost[False])
+
+
+@given(
+    seconds=st.floats(0.01, 10.0),
+    waited=st.floats(0.0, 0.9),
+    forwards=st.lists(st.floats(1e-3, 10.0), min_size=2, max_size=2),
+)
+def test_a_measured_time_follows_the_speed_of_the_machine_but_for_the_wait(
+    seconds: float, waited: float, forwards: list[float]
+) -> None:
+    timing = StepTiming(0, seconds, 1, 1.0, saved=(waited * seconds, 0.0, seconds))
+    measured = timing.at_speed(forwards[0])
+    assert measured == replace(timing, forward_s=forwards[0])  # not known: as fast as now
+    later = measured.at_speed(forwards[1])
+    assert later.forward_s == pytest.approx(forwards[1])
+    work = (1 - waited) * seconds
+    assert later.seconds == pytest.approx(waited * seconds + work * forwards[1] / forwards[0])
+    assert later.at_speed(forwards[0]).seconds == pytest.approx(seconds)
 
 
 @given(

@@ -4,6 +4,7 @@
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from gravac.controllers.base import Decision, Measurement
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
-from gravac.modes.native import CHECK_INTERVAL_S, SLOW_END_RATIO, NativeWatch, median_of
+from gravac.modes.native import CHECK_INTERVAL_S, SLOW_END_RATIO, NativeWatch, steps_that_count
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, parallel
 from tests.modes.scripted import NATIVE, Scripted, script
@@ -31,9 +32,11 @@ from tests.ranks import processes
 
 @given(st.lists(st.floats(1e-4, 10), min_size=1, max_size=60))
 def test_what_a_stretch_tells_lies_within_its_steps_and_only_a_break_shows_the_last_ones(seconds: list[float]) -> None:
-    told, middle = median_of(seconds), median_of(sorted(seconds, reverse=True))
+    told, middle = statistics.median(seconds[steps_that_count(seconds)]), statistics.median(seconds)
     assert min(seconds) <= told <= max(seconds)
     assert told == middle or told > SLOW_END_RATIO * middle or len(seconds) < 2
+    falling = sorted(seconds, reverse=True)
+    assert falling[steps_that_count(falling)] == falling
 
 
 class LeavesWhenSlow(Scripted):
@@ -83,11 +86,6 @@ def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank() -> None
     assert sum(steps) <= left
 
 
-@pytest.mark.parametrize("seconds", [[], [0.1]])
-def test_a_stretch_without_times_tells_that_it_has_none(seconds: list[float]) -> None:
-    assert (median_of(seconds) != median_of(seconds)) == (not seconds)
-
-
 class AgreesAlone:
     """An engine of one rank: its answers are this rank's own, and it decides for a stretch of a thousand steps."""
 
@@ -97,6 +95,7 @@ class AgreesAlone:
         self.decision = Decision(NATIVE, watch=1000)
         self.told: list[float] = []
         """What each stretch told of its steps, in seconds."""
+        self.told_of_forward: list[float] = []
 
     def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> Any:
         return SimpleNamespace(receive=lambda: None, result=lambda: list(numbers))
@@ -109,6 +108,7 @@ class AgreesAlone:
         fill(measurement)
         assert measurement.native_step_s is not None
         self.told.append(measurement.native_step_s)
+        self.told_of_forward.append(measurement.forward_s)
 
     def conclude(self) -> None:
         """All is known already."""
@@ -135,11 +135,13 @@ def test_a_single_slow_step_tells_of_nothing_and_two_tell_what_the_last_took(sec
     watch.forward_starts(averaged=False)
     for step, each in enumerate([0.1] * 3 + seconds):
         now += each
+        watch.forward_ended(each / 4)
         decided = watch.forward_starts(averaged=True)
         if decided is not None:
             assert 1 <= step - (3 + 20) <= round(CHECK_INTERVAL_S / 0.1)  # soon after the slow one
             break
     assert engine.told == [pytest.approx(told)]
+    assert engine.told_of_forward == [pytest.approx(told / 4)]  # of the same steps
 
 
 @pytest.mark.parametrize("deciding", [0.0, 0.5])
