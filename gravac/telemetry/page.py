@@ -29,6 +29,7 @@ STEP_TAGS = {
     "wire_bytes": PREFIX + "wire_bytes",
     "seconds": PREFIX + "seconds/step",
     "compute_seconds": PREFIX + "seconds/compute",
+    "forward_seconds": PREFIX + "seconds/forward",
     "compress_seconds": PREFIX + "seconds/compress",
     "exchange_seconds": PREFIX + "seconds/exchange",
     "input_wait_seconds": PREFIX + "seconds/input_wait",

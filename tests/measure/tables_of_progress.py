@@ -125,10 +125,25 @@ def predictors() -> str:
 
 def outer_optimizers() -> str:
     """Return a row for each outer optimizer and each rule, under a cosine: means over programs, by learning rate."""
-    rows = [row for row in published.rows("outer-optimizers") if row["schedule"] == "cosine"]
+    return _efficiencies_by_rate("cosine", (*OUTER, *DECAY))
+
+
+def outer_optimizers_at_constant_rates() -> str:
+    """Return a row for each outer optimizer, at constant learning rates: means over programs, by learning rate."""
+    return _efficiencies_by_rate("constant", OUTER)
+
+
+def _efficiencies_by_rate(schedule: str, ways: Sequence[Way]) -> str:
+    """Return a row for each way to run steps: geometric mean of its efficiency over programs, by learning rate.
+
+    Args:
+        schedule: of the learning rate.
+        ways: ways to run steps.
+    """
+    rows = [row for row in published.rows("outer-optimizers") if row["schedule"] == schedule]
     cases = {key(row): row for row in rows}
     lines = head("outer steps", *(f"{rate} (programs)" for rate in RATES))
-    for way in dict.fromkeys((*OUTER, *DECAY)):
+    for way in dict.fromkeys(ways):
         by_rate: dict[str, list[float]] = {rate: [] for rate in RATES}
         for case, row in cases.items():
             if case.way == way:
@@ -139,20 +154,4 @@ def outer_optimizers() -> str:
             f"{statistics.geometric_mean(shares):.2f} ({len(shares)})" if shares else "" for shares in by_rate.values()
         ]
         lines.append(line(str(way), *cells))
-    return "\n".join(lines)
-
-
-def outer_optimizers_at_constant_rates() -> str:
-    """Return a row for each outer optimizer, at a learning rate that stays constant: efficiency by program."""
-    rows = [row for row in published.rows("outer-optimizers") if row["schedule"] == "constant"]
-    cases = {key(row): row for row in rows}
-    programs = [name for name in PROGRAMS if any(row["program"] == name for row in rows)]
-    lines = head("outer steps", *programs)
-    for way in OUTER:
-        by_program = {
-            case.program: efficiency(row, cases[case._replace(way=NATIVE)])
-            for case, row in cases.items()
-            if case.way == way
-        }
-        lines.append(line(str(way), *(f"{by_program[name]:.2f}" if name in by_program else "" for name in programs)))
     return "\n".join(lines)
