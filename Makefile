@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of w
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
 .PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-ray real test-kernels test-hsdp test-cuda-fake audit-cuda golden lint docs tables pictures check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
-	measure-soak measure-chunks measure-memory measure-hsdp measure-hsdp-links \
+	measure-soak measure-chunks measure-memory measure-hsdp measure-hsdp-links measure-hsdp-tta \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-slow-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-torch-fsdp measure-before-after measure-size measure-walk measure-gpu
@@ -78,6 +78,12 @@ measure-hsdp: $(VENV)/.test  ## models in shards: bytes over replicas, residuals
 
 measure-hsdp-links: $(VENV)/.lab $(VENV)/.test environment-integrations  ## models in shards, their replicas on two sites with 20 and 100 Mbit/s between them: time to a loss; needs root; resumable (25 minutes)
 	$(INTEGRATIONS)/bin/python -m tests.measure.hsdp_links $(ARGS)
+
+HSDP_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --task gpt2 --mesh 2x2 --link 100mbit 20mbit \
+	--methods bf16 adaptive --factored --times-each-seed --budget 120 --json docs/measurements/hsdp_tta.json
+
+measure-hsdp-tta: $(VENV)/.lab environment-integrations  ## gravac bench tta of a model in shards: three widths, two links, two seeds; needs root; resumable (40 minutes)
+	set -e; for seed in 0 1; do for scale in 0.45 1 1.8; do $(HSDP_TTA) --seeds 1 --first-seed $$seed --scale $$scale; done; done
 
 measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, counted without one (2 minutes)
 	$(BIN)/python -m tests.measure.memory --json docs/measurements/memory.json

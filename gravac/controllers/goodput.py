@@ -195,11 +195,10 @@ class Goodput(Settings):
 
         The candidate can change only when a window or a trial ends, or during switchback trials.
         """
-        state = replace(state.count_steps(measurement), window=state.window.add(measurement))
+        state = replace(state.count_steps(measurement), window=state.window.add(measurement)).at_present_speed()
         if state.trials is not None:
             return self._measure_progress(state, state.trials, measurement)
         is_searching, is_native = state.phase == SEARCH, state.running.mode == "native"
-        state = state.at_present_speed()
         ends_early = not is_native and (
             trial_is_hopeless(state, self.hopeless) if is_searching else chosen_is_far_slower(state)
         )

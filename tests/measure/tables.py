@@ -29,6 +29,7 @@ from tests.measure import (
     slow_links,
     switching,
     tables_of_demo,
+    tables_of_hsdp,
     tables_of_outer,
     tables_of_progress,
     tables_of_rows,
@@ -163,6 +164,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     HSDP: {
         "hsdp": by_template("hsdp"),
         "hsdp_links": by_function("hsdp_links", hsdp_links.table),
+        "hsdp_tta": ("hsdp_tta", tables_of_hsdp.hsdp_tta),
         "torch_fsdp": by_function("torch_fsdp", page.table),
     },
     ADVISE: {
