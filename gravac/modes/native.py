@@ -257,5 +257,6 @@ def steps_that_count(step_seconds: Sequence[float]) -> slice:
 
 
 def _median(seconds: Sequence[float]) -> float:
-    """Return the median, in seconds; nan if there are no numbers."""
-    return statistics.median(seconds) if seconds else math.nan
+    """Return the median of the numbers that are not nan, in seconds; nan if there are none."""
+    known_seconds = [number for number in seconds if not math.isnan(number)]
+    return statistics.median(known_seconds) if known_seconds else math.nan
