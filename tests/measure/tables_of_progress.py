@@ -136,11 +136,13 @@ def outer_optimizers_at_constant_rates() -> str:
 def _efficiencies_by_rate(schedule: str, ways: Sequence[Way]) -> str:
     """Return a row for each way to run steps: geometric mean of its efficiency over programs, by learning rate.
 
+    The first seed counts; one program has a second.
+
     Args:
         schedule: of the learning rate.
         ways: ways to run steps.
     """
-    rows = [row for row in published.rows("outer-optimizers") if row["schedule"] == schedule]
+    rows = [row for row in published.rows("outer-optimizers") if row["schedule"] == schedule and row["seed"] == 0]
     cases = {key(row): row for row in rows}
     lines = head("outer steps", *(f"{rate} (programs)" for rate in RATES))
     for way in dict.fromkeys(ways):
