@@ -109,6 +109,11 @@ class Program(ABC):
         """
 
 
+def _if_long(steps: int) -> str:
+    """Return what the name of a program adds if the program is long: the number of steps that it makes."""
+    return f", {MORE * steps:g} steps" if steps == LONG else ""
+
+
 @dataclass(frozen=True)
 class NanoGPT(Program):
     """nanoGPT's ``train.py`` with the edits of ``tests.measure.nanogpt``, the clock, and gravac's lines.
@@ -128,8 +133,7 @@ class NanoGPT(Program):
     @property
     def name(self) -> str:  # type: ignore[override]
         """Width, learning rate, and the number of steps if it is large."""
-        long = f", {MORE * self.steps:g} steps" if self.steps == LONG else ""
-        return f"nanogpt, width {self.width}, rate {self.rate:g}{long}"
+        return f"nanogpt, width {self.width}, rate {self.rate:g}{_if_long(self.steps)}"
 
     def command(self, folder: Path, method: str, seed: int, steps: int, total: int, evaluations: int) -> list[str]:
         """See ``Program``."""
@@ -201,20 +205,25 @@ class TaskProgram(Program):
     """A program of ``tests.measure.programs`` in a plain training loop.
 
     Attributes:
-        name: name of the program.
+        program: name of the program.
         rate: learning rate.
         steps: number of steps in which the learning rate falls.
     """
 
-    name: str
+    program: str
     rate: float
     steps: int = 1000
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The program's name, and the number of steps if it is large."""
+        return f"{self.program}{_if_long(self.steps)}"
 
     def command(self, folder: Path, method: str, seed: int, steps: int, total: int, evaluations: int) -> list[str]:
         """See ``Program``."""
         numbers = (seed, self.rate, steps, total, evaluations)
         module = "tests.measure.programs.train_task"
-        return [sys.executable, "-m", module, self.name, method, *map(str, numbers)]
+        return [sys.executable, "-m", module, self.program, method, *map(str, numbers)]
 
 
 @dataclass(frozen=True)
@@ -262,14 +271,15 @@ class MinGPTProgram(Program):
 def programs(clone: Path | None, examples: Path | None = None) -> tuple[Program, ...]:
     """Return all programs; those of nanoGPT and of pytorch/examples only if their clones are given."""
     own: tuple[Program, ...] = (TaskProgram("tokens", 3e-3), TaskProgram("glyphs", 0.1))
+    long = TaskProgram("tokens", 3e-3, LONG)
     if FRAMEWORKS.exists():
         own = (*own, TrainerProgram(1e-3))
     if examples is not None:
         own = (*own, MinGPTProgram(examples, 1e-3))
     if clone is None:
-        return own
+        return (*own, long)
     small, large = ([NanoGPT(clone, width, rate) for rate in (1e-3, 3e-3)] for width in (144, 208))
-    return (small[0], *own, small[1], *large, NanoGPT(clone, 144, 1e-3, LONG))
+    return (small[0], *own, small[1], *large, NanoGPT(clone, 144, 1e-3, LONG), long)
 
 
 def call(method: str) -> str:
