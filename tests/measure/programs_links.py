@@ -72,6 +72,9 @@ EVALUATIONS = 24
 TIMED, EVALUATIONS_TIMED = 60, 4
 """Numbers of steps and of evaluations of a run that only takes the time of a step; the first quarter warms up."""
 
+CHECKED = (("glyphs", LINKS[1]), ("tokens", LINKS[1]))
+"""Programs and links where float16 also runs in full over the link, to check its factored times."""
+
 AT = (0.6, 0.8, 1.0)
 """Shares of the seconds, or of float16's steps, after which the losses are the targets."""
 
@@ -442,6 +445,9 @@ class Measurement:
                         yield [Run(program, FLOAT16, seed, link, TIMED)]
                 if UNTHROTTLED not in self.links:
                     yield [Run(program, FLOAT16, seed, UNTHROTTLED, steps)]
+                yield from (
+                    [Run(program, FLOAT16, seed, link, steps)] for name, link in CHECKED if name == program.name
+                )
                 if not long:
                     yield [Run(program, FLOAT32, seed, UNTHROTTLED, steps)]
                     yield [Run(program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps)]  # how much seeds differ
@@ -681,6 +687,27 @@ def table_of_fitted(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def table_of_checked(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how float16's factored times compare with runs in full over the link, as Markdown."""
+    lines = [
+        "| program | link | seconds in full | factored | factored over full | loss at the end: in full, factored |"
+    ]
+    lines.append("|" + " --- |" * 6)
+    for program, link in CHECKED:
+        of_program = [row for row in rows if (row["program"], row["method"], row["seed"]) == (program, FLOAT16, 0)]
+        timed = _find(of_program, link=link, steps=TIMED)
+        full = next((row for row in of_program if row["link"] == link and row["steps"] != TIMED), None)
+        if timed is None or full is None:
+            continue
+        fast = _find(of_program, link=UNTHROTTLED, steps=full["steps"])
+        assert fast is not None
+        _, loss, seconds = full["curve"][-1]
+        factored_s, factored_loss = full["made"] * timed["step_s"], fast["curve"][-1][1]
+        times = f"{seconds:.0f} s | {factored_s:.0f} s | {factored_s / seconds:.2f}"
+        lines.append(f"| {program} | {link} | {times} | {loss:.4f}, {factored_loss:.4f} |")
+    return "\n".join(lines)
+
+
 def table_of_long(rows: Sequence[dict[str, Any]]) -> str:
     """Return how much longer long adaptive runs took than staying in the hook or outer steps at once, as Markdown.
 
@@ -798,7 +825,7 @@ def main() -> int:
     )
     if cells_of(book.rows):
         parts = (table(book.rows), summary(book.rows), table_of_careful(book.rows))
-        parts = (*parts, table_of_fitted(book.rows), table_of_long(book.rows))
+        parts = (*parts, table_of_fitted(book.rows), table_of_long(book.rows), table_of_checked(book.rows))
         print(*parts, sep="\n\n")
     return status
 

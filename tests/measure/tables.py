@@ -153,6 +153,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "predictors": ("predictors", tables_of_progress.predictors),
         "programs_links": by_function("programs_links", programs_links.table),
         "programs_links_careful": by_function("programs_links", programs_links.table_of_careful),
+        "programs_links_checked": by_function("programs_links", programs_links.table_of_checked),
         "programs_links_long": by_function("programs_links", programs_links.table_of_long),
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
         "outer_optimizers_at_constant_rates": (
