@@ -9,7 +9,7 @@ steps of another candidate, in which the loss is read.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gravac.beliefs import Belief, posterior
+from gravac.beliefs import Belief, MeasuredRatio, posterior
 from gravac.candidate import Forecast
 from gravac.controllers.progress import TrialResults
 
@@ -67,8 +67,26 @@ def _beliefs_after_trials(forecasts_key: _ForecastsKey, trial_results: tuple[Tri
     return posterior(
         tuple(_belief_above_0(forecast.efficiency, forecast.deviation) for forecast in forecasts_key.forecasts),
         tuple(_method_kind(forecast) for forecast in forecasts_key.forecasts),
-        tuple(results.measured_ratio for results in trial_results if results.trials),
+        tuple(
+            _possible_ratio(results.measured_ratio, forecasts_key.forecasts)
+            for results in trial_results
+            if results.trials
+        ),
     )
+
+
+def _possible_ratio(measured: MeasuredRatio, forecasts: Sequence[Forecast]) -> MeasuredRatio:
+    """Return a measured ratio of efficiencies, lowered if it would mean an efficiency above 1.
+
+    Where the loss hardly falls, a trial may measure 5 times the progress of a dense step. Without the limit, that would
+    also raise the beliefs about all candidates of the same kind.
+
+    Args:
+        measured: the ratio, whose standard error stays the same.
+        forecasts: forecast of each candidate.
+    """
+    reference = _belief_above_0(forecasts[measured.reference].efficiency, 0.0)
+    return measured._replace(ratio=min(measured.ratio, 1 / min(1.0, reference.efficiency)))
 
 
 def _belief_above_0(efficiency: float, deviation: float) -> Belief:

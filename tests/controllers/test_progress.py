@@ -130,6 +130,22 @@ def test_beliefs_after_trials_are_computed_once_for_each_trial() -> None:
     assert 0 < cached.misses < cached.hits / 100
 
 
+@given(ratio=st.floats(1.2, 50.0), relative_error=st.floats(0.1, 0.5))
+def test_a_trial_that_reads_more_than_a_dense_step_can_do_makes_no_relative_promising(
+    ratio: float, relative_error: float
+) -> None:
+    """Where the loss hardly fell, a run read 5.4 ± 1.9 of rounds of 2, and then tried rounds of 100 at 455x."""
+    often = Forecast(Candidate("outer", "dense", 2.0, every=2), 4.0, 0.9, "rounds", behind=0.0, deviation=0.13)
+    seldom = Forecast(Candidate("outer", "ladder", 455.0, every=100), 5e4, 0.3, "rounds", behind=0.0, deviation=0.5)
+    forecasts = (Forecast(NATIVE, 1.0, 1.0, "native"), often, seldom)
+    read = TrialResults(1, 0, ((ratio, relative_error * ratio),))
+    dense_step = TrialResults(1, 0, ((1.0, relative_error * ratio),))
+    for position, forecast in enumerate(forecasts):
+        belief = corrected_belief.corrected_belief(forecasts, position, forecast.efficiency, (read,))
+        assert belief == corrected_belief.corrected_belief(forecasts, position, forecast.efficiency, (dense_step,))
+        assert belief.efficiency <= 1.0
+
+
 def test_trials_go_on_after_a_restart() -> None:
     made_up, controller = world(outer=0.6, believed=0.99), Goodput().with_probe(5000)
     stopped = play(made_up, until=lambda played: len(played.state.trials.readings if played.state.trials else ()) > 7)
