@@ -26,11 +26,11 @@ class AgreedNumbers:
         probe: loss on the run's fixed batches, mean over ranks, computed with the weights before the step. If several
             native steps are measured as one, computed before the second of these steps. nan if the run has no probe, or
             if no decision requested the loss (``Decision.probe``).
-        forward_seconds: seconds of the last forward before the exchange of a hook step, mean over ranks. If several
-            native steps are measured as one, median over these steps. No exchange is in flight during forward, so the
-            seconds show the speed of the machine, not of the link. nan if the forward was not timed: in outer steps, on
-            GPUs (where the host does not wait for the forward), and if ranks exchange in forward (FSDP2, tensor
-            parallelism).
+        forward_seconds: time of a step's forward, in seconds, mean over ranks. Nothing is sent during forward, so this
+            time changes if the machine becomes faster or slower, and not if the link does. If a step has several
+            forwards, the last counts; if several native steps are measured as one, their median counts. nan if no
+            forward was timed: in outer steps, on GPUs (where the host does not wait for the forward), and if ranks
+            exchange in forward (FSDP2, tensor parallelism).
     """
 
     learning_rate: float = math.nan

@@ -23,7 +23,8 @@ from gravac.attaching import (
 from gravac.exchange.executor import Number
 from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.probe import ProbeLoss
-from gravac.modes.switch import Source, Switch
+from gravac.modes.source import Source
+from gravac.modes.switch import Switch
 from gravac.opening import RunOpening
 from gravac.sources.ddp import DDPAdapter, refuse_momentum, refuse_unfit_ddp
 from gravac.sources.ddp_private import Reducer, check_outer_steps_possible, register_hook, scale_of

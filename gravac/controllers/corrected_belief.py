@@ -76,13 +76,13 @@ def _beliefs_after_trials(forecasts_key: _ForecastsKey, trial_results: tuple[Tri
 
 
 def _possible_ratio(measured: MeasuredRatio, forecasts: Sequence[Forecast]) -> MeasuredRatio:
-    """Return a measured ratio of efficiencies, lowered if it would mean an efficiency above 1.
+    """Return what a trial measured, limited to the progress of a dense step.
 
-    Where the loss hardly falls, a trial may measure 5 times the progress of a dense step. Without the limit, that would
-    also raise the beliefs about all candidates of the same kind.
+    A step cannot make more progress than a dense step. Where the loss hardly falls, a trial may still measure 5 times
+    that progress. Without the limit, such a trial would also raise the beliefs about all candidates of the same kind.
 
     Args:
-        measured: the ratio, whose standard error stays the same.
+        measured: measured ratio of efficiencies. Only the ratio is limited; its standard error stays the same.
         forecasts: forecast of each candidate.
     """
     reference = _belief_above_0(forecasts[measured.reference].efficiency, 0.0)

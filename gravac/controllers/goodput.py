@@ -22,8 +22,8 @@ efficiency: the efficiency is higher with a probability of 80 % (``Forecast.lowe
   compression costs progress, so the promised gain must be above that cost. A new search starts if step times change, or
   if an exchange hidden behind backward takes less than half as long as before. Other candidates are tried again if
   their measurements are old, or uncertain because the steps of their trial differed in time.
-- Machine: all measured step times are adapted to the present time of a forward, in which no exchange is in flight. A
-  slower machine is then not taken for a slower link. On GPUs, forwards are not timed.
+- Machine: a forward sends nothing, so if forwards take longer, the machine became slower, and not the link. All
+  measured step times are then converted to the machine's present speed. On GPUs, forwards are not timed.
 - Cost: beyond a starting budget, trials cost at most the fraction ``explore`` of the run's time. The controller lowers
   this limit if steps wait little for the exchange. If a step hardly waits, no candidate that sends fewer bytes is
   tried.
@@ -404,7 +404,7 @@ class Goodput(Settings):
             changed_text = "the link or the machine"
             if state.window.forward_s is not None:
                 changed_text = "the link"
-                takes_text += ", the machine's present speed taken into account"
+                takes_text += ", as expected at the machine's present speed"
             takes_text += f", and {exchange_text(state)}" if has_faster_exchange else ""
             if state.off < 2 and relative_change <= 2 * self.change:
                 return state, f"{takes_text}: keep {state.running} until a second window confirms the change"

@@ -261,10 +261,11 @@ class GoodputState:
         return median_times[2] / timing.saved[2]
 
     def at_present_speed(self) -> GoodputState:
-        """Return the state with measured step times adapted to the speed that the machine has in the present window.
+        """Return the state with each measured step time converted to the machine's present speed.
 
-        The time of the forward shows that speed: no exchange is in flight during forward. A change of step times that
-        remains is one of the link. The state is unchanged if the forward's time is not known.
+        If a forward now takes twice as long as when a candidate was measured, the machine is half as fast, and the
+        candidate's compute and coding are assumed to take twice as long. If the candidate's steps still differ from
+        that, the link has changed. The state is unchanged if no forward was timed in the present window.
         """
         forward_s = self.window.forward_s
         if forward_s is None:
@@ -280,8 +281,8 @@ class GoodputState:
 
         Nothing is scaled if the step time changed by at most ``STANDARD_ERRORS`` standard errors, since that may be
         chance. The wait of native steps (DDP exchanges by itself) is not known. If such steps run, the whole change of
-        their time counts as a change of the machine. If the forward was timed, ``at_present_speed`` has adapted the
-        measurements before, and nothing more is scaled.
+        their time counts as a change of the machine. If a forward was timed, ``at_present_speed`` has already
+        converted the measurements, and nothing is scaled here.
 
         Args:
             seconds: median time of the running candidate's steps in the window, in seconds.

@@ -52,8 +52,8 @@ class StepTiming:
         saved: ``(waited, coded, exchanged)``: median seconds of a step, see ``Measurement``; ``None`` if not known.
         doubt: standard error of ``seconds``, in seconds, from the spread of the step times.
         times: number of windows over which ``seconds`` is averaged.
-        forward_s: seconds of a step's forward on a machine as fast as the one on which a step takes ``seconds``;
-            ``None`` if not known.
+        forward_s: time of a forward, in seconds, when the step was measured; ``None`` if it was not timed. If
+            ``seconds`` is adapted to a faster or slower machine, so is this time.
     """
 
     position: Count
@@ -99,9 +99,9 @@ class StepTiming:
         return replace(self, seconds=waited_s + ratio * (self.seconds - waited_s), saved=saved, forward_s=forward_s)
 
     def at_speed(self, forward_s: float) -> StepTiming:
-        """Return this timing for a machine on which a step's forward takes ``forward_s`` seconds.
+        """Return the time that this candidate's step would take on a machine whose forward takes ``forward_s`` seconds.
 
-        If the forward's time at this measurement is not known, the machine is assumed to have been as fast as that.
+        If no forward was timed when the step was measured, the step time is kept, and ``forward_s`` is stored with it.
 
         Example:
             >>> StepTiming(0, 0.3, 0, 1.0, forward_s=0.1).at_speed(0.2).seconds

@@ -72,11 +72,9 @@ class Window:
             if math.isfinite(error):
                 error_sum, energy_sum = sums_by_cf.get(cf, (0.0, 0.0))
                 sums_by_cf[cf] = (error_sum + error, energy_sum + measured.energy)
-        new_seconds = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
+        new_seconds, new_forwards = _if_known(measured.seconds), _if_known(measured.forward_seconds)
         has_settled = self.settling < measured.steps
         is_clean = has_settled and not measured.shadow
-        forward_s = measured.forward_seconds
-        new_forwards = (forward_s,) if math.isfinite(forward_s) and forward_s > 0 else ()
         exchange_times = (measured.waited, measured.coded, measured.exchanged)
         return replace(
             self,
@@ -101,8 +99,7 @@ class Window:
 
     def with_newest_times(self, steps: int) -> "Window":
         """Return this window with the times of only its last ``steps`` clean steps; see the class for *clean*."""
-        newest_forwards = self.forwards[-steps:]
-        return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:], forwards=newest_forwards)
+        return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:], forwards=self.forwards[-steps:])
 
     def without_times_above(self, limit_s: float) -> "Window":
         """Return this window without step times above ``limit_s``, in seconds; unchanged if all times are above."""
@@ -162,7 +159,7 @@ class Window:
 
     @property
     def forward_s(self) -> float | None:
-        """Median seconds of a step's forward, which show the speed of the machine; ``None`` if not known.
+        """Median time of a forward, in seconds, by which the machine's speed is judged; ``None`` if none was timed.
 
         The first ``SETTLING`` steps after a change of candidate are left out.
         """
@@ -209,6 +206,11 @@ class Window:
         """
         has_same_candidate = dumped["running"] == identify([candidate])[0]
         return cls.restore(candidate, dumped["window"]) if has_same_candidate else cls(candidate)
+
+
+def _if_known(seconds: float) -> tuple[float, ...]:
+    """Return a tuple with the seconds; an empty tuple if they are not a finite number above 0."""
+    return (seconds,) if math.isfinite(seconds) and seconds > 0 else ()
 
 
 def _gain(error: float, energy: float) -> float:

@@ -128,9 +128,8 @@ def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool =
                 f"measurements): {codes}; repeat all with one commit, or allow several commits in a table by --mixed"
             )
         modified_text = "; + marks a commit with uncommitted changes" if "+" in codes else ""
-        return (
-            f"runs of {len(count_of_commit)} commits, each with its number of runs in brackets: {codes}{modified_text}"
-        )
+        versions_text = f"runs of {len(count_of_commit)} versions of gravac, each as commit (number of runs)"
+        return f"{versions_text}: {codes}{modified_text}"
     return "the commit of these runs was not recorded" if UNRECORDED in count_of_commit else ""
 
 

@@ -5,7 +5,8 @@
 A step's time is the time from the start of its forward to the start of the next step's forward. A *stretch* is a number
 of successive native steps that count as one measurement. At the end of a stretch the ranks begin to average the medians
 of their step times, and continue to train. A step later the averages have arrived, and the controller decides by them.
-The ranks also average the medians of the forwards' times: these show how fast the machine is, whatever the link does.
+Each rank also sends the median time of its forwards. No exchange is in flight during forward, so that a change of this
+time shows that the machine became faster or slower, and not the link.
 
 In a long stretch the ranks also make a *slow-step check* at intervals: each rank tells the others whether a step took
 far longer than the agreed time (the mean over the ranks). If any rank had such a slow step, the stretch ends at once:

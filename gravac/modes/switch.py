@@ -19,110 +19,30 @@ same step on all ranks. Which event decides the change depends on the present mo
 The mode never changes within an optimizer's step, in which a closure may run forwards.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from gravac.candidate import Candidate, Mode
 from gravac.engine.engine import Engine
 from gravac.modes import equalizing
+from gravac.modes.forward_clock import ForwardClock
 from gravac.modes.native import NativeWatch
 from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
+from gravac.modes.source import Source
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import UncopiedHook, ignored_buffers
 from gravac.sources.hooked import tensors_in
-from gravac.sources.local_model import LocalModel, innermost
+from gravac.sources.local_model import innermost
 from gravac.telemetry.records import ModeRecord
-
-
-class Source(Protocol):
-    """Interface by which the switch controls who exchanges a module's gradients: DDP, gravac, or nobody.
-
-    Attributes:
-        called_module: module that the training loop calls; its forwards begin steps.
-        inner_module: module without wrappers, whose weights are trained.
-        forward_exchanges: whether ranks exchange tensors in forward, such as the shards of parameters.
-    """
-
-    called_module: torch.nn.Module
-    inner_module: torch.nn.Module
-    forward_exchanges: bool
-
-    def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
-        """Return the object by which this rank trains the model on its own in outer steps.
-
-        Args:
-            optimizers: torch's optimizers that train the module.
-        """
-
-    @property
-    def decided_candidate(self) -> "Future[Candidate] | None":
-        """Future of the candidate that the controller chose when the last hook step began.
-
-        ``None`` before the first hook step.
-        """
-
-    @decided_candidate.setter
-    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None: ...
-
-    @property
-    def send_residuals(self) -> bool:
-        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
-
-    @send_residuals.setter
-    def send_residuals(self, send_residuals: bool) -> None: ...
-
-    @property
-    def in_join(self) -> bool:
-        """True if ranks may run out of inputs (``join()``), and would then miss exchanges of outer steps."""
-
-    @property
-    def in_pipeline(self) -> bool:
-        """True if a pipeline's schedule may run the step: all forwards are in ``no_sync()``, but a backward exchanges.
-
-        Always False for models without DDP.
-        """
-
-    @property
-    def shares_buffers(self) -> bool:
-        """True if ranks copy rank 0's buffers in each training step."""
-
-    @property
-    def will_exchange(self) -> bool:
-        """True if gradients will be exchanged in the backward of the forward that begins; False if they accumulate."""
-
-    def use_hook(self) -> None:
-        """Let gravac exchange gradients from the next forward on."""
-
-    def use_native(self, cf: float) -> None:
-        """Let DDP itself average gradients from the next forward on, in float32 (``cf`` 1) or float16 (``cf`` 2)."""
-
-    def stop_exchange(self) -> None:
-        """Exchange nothing from the next forward on."""
-
-    def silence_exchange(self) -> None:
-        """Exchange nothing in the forward that now begins and in its backward. Called in each outer step."""
-
-    def restore_exchange(self) -> None:
-        """Undo ``silence_exchange``. Called when the forward has ended."""
-
-    def has_averaged(self) -> bool:
-        """Return whether DDP itself has averaged gradients since the last call."""
-
-    def forward_starts(self) -> None:
-        """Record that the forward of a hook step begins."""
-
-    def step_ended(self) -> None:
-        """Record that an optimizer's step has ended. Called in hook mode."""
 
 
 class Switch:
@@ -170,7 +90,7 @@ class Switch:
             None  # newest decision in hook mode for which ``_compute_probe_loss`` was called
         )
         self._native_cf = 1.0
-        self._forward_began_s = math.nan  # clock when the present forward began; nan if it is not timed
+        self._forward_clock = ForwardClock()
         self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
         # whether a synced step's forward, and its backward, have begun since the last outer step was counted
         self._synced_forward_began = self._synced_backward_began = False
@@ -209,8 +129,7 @@ class Switch:
         time does not contain DDP's broadcast of buffers.
         """
         if torch.is_grad_enabled():
-            if not torch.compiler.is_compiling():  # a compiled model must not contain the clock
-                self._forward_began_s = time.perf_counter()
+            self._forward_clock.start()
             return
         self._native_watch.pause()
         if self.outer is not None:
@@ -346,12 +265,12 @@ class Switch:
         self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
-        """In native and hook steps, store the forward's time; in outer steps, restore DDP's exchange setting.
+        """In native and hook steps, pass on the forward's time; in outer steps, restore DDP's exchange setting.
 
         In outer steps, also register hooks that run when backward begins. Called as a forward hook. DDP reads the
         setting in the forward only, so that this forward's backward exchanges nothing.
         """
-        self._store_forward_time()
+        self._pass_on_forward_time()
         if self.mode != "outer":
             return
         self._source.restore_exchange()
@@ -361,13 +280,13 @@ class Switch:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
 
-    def _store_forward_time(self) -> None:
-        """Store how long the forward took that has just ended, if it was timed and shows the machine's speed.
+    def _pass_on_forward_time(self) -> None:
+        """Pass on the time of the forward that has just ended, if that time tells how fast the machine is.
 
-        It does not show that speed if ranks exchanged in it, or if the host did not wait for the device.
+        It does not tell that if ranks exchanged in the forward, or if the host did not wait for the device.
         """
-        forward_s, self._forward_began_s = time.perf_counter() - self._forward_began_s, math.nan
-        if math.isnan(forward_s) or self._source.forward_exchanges or not self._engine.schedule.host_looks:
+        forward_s = self._forward_clock.stop()
+        if forward_s is None or self._source.forward_exchanges or not self._engine.schedule.host_looks:
             return
         if self.mode == "native":
             self._native_watch.forward_ended(forward_s)

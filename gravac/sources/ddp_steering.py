@@ -18,7 +18,7 @@ from gravac.sources.local_model import LocalModel, innermost
 class SteeredDDP:
     """A DDP module whose gradients are exchanged by gravac's hook, by DDP itself, or not at all.
 
-    See ``gravac.modes.switch.Source`` for the methods.
+    See ``gravac.modes.source.Source`` for the methods.
 
     Args:
         adapter: object that hands gradients from the hook to the engine.

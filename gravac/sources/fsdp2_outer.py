@@ -18,7 +18,7 @@ from gravac.sources.module_steering import SteeredModule
 
 
 class SteeredShards(SteeredModule):
-    """A model in shards, whose gradients gravac or torch averages over replicas; see ``gravac.modes.switch.Source``.
+    """A model in shards, whose gradients gravac or torch averages over replicas; see ``gravac.modes.source.Source``.
 
     Args:
         source: object that hands the gradients of this rank's shards to the engine.

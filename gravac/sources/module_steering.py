@@ -15,7 +15,7 @@ from gravac.sources.local_model import LocalModel, innermost
 class SteeredModule:
     """A module without DDP, whose gradients are exchanged by gravac or not at all.
 
-    See ``gravac.modes.switch.Source`` for the methods.
+    See ``gravac.modes.source.Source`` for the methods.
 
     Args:
         source: object that hands the module's gradients to the engine.

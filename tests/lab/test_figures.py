@@ -92,7 +92,7 @@ def test_rows_of_several_commits_make_no_table_and_with_mixed_it_says_so(
     monkeypatch.setattr(published, "MIXED", [True])
     assert tables.update(document) == []
     assert (
-        "Runs of 2 commits, each with its number of runs in brackets: 0123456789 (1), commit not recorded (1)."
+        "Runs of 2 versions of gravac, each as commit (number of runs): 0123456789 (1), commit not recorded (1)."
         in document.read_text(encoding="utf-8")
     )
     assert check.faults(document) == []

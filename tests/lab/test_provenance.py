@@ -95,7 +95,7 @@ def test_several_commits_are_refused_and_with_mixed_told(stamps: tuple[Stamp | N
     with pytest.raises(SettingsError, match=r"a\.json: the measurements are of 2 commits .*: .*0123456789.*--mixed"):
         commits_note(stamps, "a.json")
     assert commits_note(stamps, "a.json", allow_mixed=True).startswith(
-        "runs of 2 commits, each with its number of runs in brackets: "
+        "runs of 2 versions of gravac, each as commit (number of runs): "
     )
 
 
@@ -130,10 +130,10 @@ def test_a_report_of_several_commits_is_refused_and_with_mixed_says_so(
     assert not (tmp_path / "page").exists()
     assert main([*asked, "--mixed"]) == 0
     assert (
-        "runs of 2 commits, each with its number of runs in brackets: 0123456789 (1), 0123456789+ (1)"
+        "runs of 2 versions of gravac, each as commit (number of runs): 0123456789 (1), 0123456789+ (1)"
         in capsys.readouterr().out
     )
-    assert "runs of 2 commits" in (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert "runs of 2 versions of gravac" in (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
 
 
 def test_markdown_tables_say_that_the_commit_is_not_known() -> None:
@@ -154,7 +154,7 @@ def test_rows_keep_the_stamps_of_those_who_measured_them(tmp_path: Path, monkeyp
     assert [(row["x"], row["stamp"]) for row in rows] == [(1, None), (2, OLD), (3, CHANGED)]
     with pytest.raises(SettingsError, match=r"rows\.json: the measurements are of 3 commits"):
         results.commits(rows, path)
-    assert results.commits(rows, path, mixed=True).startswith("runs of 3 commits")
+    assert results.commits(rows, path, mixed=True).startswith("runs of 3 versions of gravac")
 
 
 @pytest.mark.parametrize("content", ['[{"x": 1}]', '{"rows": [{"x": 1}]}'])

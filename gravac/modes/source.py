@@ -1,0 +1,93 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Interface by which the switch controls the exchange of a module's gradients."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import torch
+
+from gravac.candidate import Candidate
+from gravac.sources.local_model import LocalModel
+
+
+class Source(Protocol):
+    """Interface by which the switch controls who exchanges a module's gradients: DDP, gravac, or nobody.
+
+    Attributes:
+        called_module: module that the training loop calls; its forwards begin steps.
+        inner_module: module without wrappers, whose weights are trained.
+        forward_exchanges: whether ranks exchange tensors in forward, such as the shards of parameters.
+    """
+
+    called_module: torch.nn.Module
+    inner_module: torch.nn.Module
+    forward_exchanges: bool
+
+    def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
+        """Return the object by which this rank trains the model on its own in outer steps.
+
+        Args:
+            optimizers: torch's optimizers that train the module.
+        """
+
+    @property
+    def decided_candidate(self) -> "Future[Candidate] | None":
+        """Future of the candidate that the controller chose when the last hook step began.
+
+        ``None`` before the first hook step.
+        """
+
+    @decided_candidate.setter
+    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None: ...
+
+    @property
+    def send_residuals(self) -> bool:
+        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
+
+    @send_residuals.setter
+    def send_residuals(self, send_residuals: bool) -> None: ...
+
+    @property
+    def in_join(self) -> bool:
+        """True if ranks may run out of inputs (``join()``), and would then miss exchanges of outer steps."""
+
+    @property
+    def in_pipeline(self) -> bool:
+        """True if a pipeline's schedule may run the step: all forwards are in ``no_sync()``, but a backward exchanges.
+
+        Always False for models without DDP.
+        """
+
+    @property
+    def shares_buffers(self) -> bool:
+        """True if ranks copy rank 0's buffers in each training step."""
+
+    @property
+    def will_exchange(self) -> bool:
+        """True if gradients will be exchanged in the backward of the forward that begins; False if they accumulate."""
+
+    def use_hook(self) -> None:
+        """Let gravac exchange gradients from the next forward on."""
+
+    def use_native(self, cf: float) -> None:
+        """Let DDP itself average gradients from the next forward on, in float32 (``cf`` 1) or float16 (``cf`` 2)."""
+
+    def stop_exchange(self) -> None:
+        """Exchange nothing from the next forward on."""
+
+    def silence_exchange(self) -> None:
+        """Exchange nothing in the forward that now begins and in its backward. Called in each outer step."""
+
+    def restore_exchange(self) -> None:
+        """Undo ``silence_exchange``. Called when the forward has ended."""
+
+    def has_averaged(self) -> bool:
+        """Return whether DDP itself has averaged gradients since the last call."""
+
+    def forward_starts(self) -> None:
+        """Record that the forward of a hook step begins."""
+
+    def step_ended(self) -> None:
+        """Record that an optimizer's step has ended. Called in hook mode."""
