@@ -401,16 +401,16 @@ class Goodput(Settings):
             takes_text += (
                 f" instead of {milliseconds(timing_before_window.seconds)}" if relative_change > self.change else ""
             )
-            changed_text = "the link or the machine"
+            changed_text, faster_text = ": the link or the machine changed", ": the link or the machine became faster"
             if state.window.forward_s is not None:
-                changed_text = "the link"
+                changed_text, faster_text = ": the link changed", ": the link became faster"
                 takes_text += ", as expected at the machine's present speed"
             takes_text += f", and {exchange_text(state)}" if has_faster_exchange else ""
             if state.off < 2 and relative_change <= 2 * self.change:
                 return state, f"{takes_text}: keep {state.running} until a second window confirms the change"
             if state.running.mode == "native" and seconds < timing_before_window.seconds:
                 state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
-                return self._try_or_hold(state, Finding(f"{takes_text}: {changed_text} became faster"))
+                return self._try_or_hold(state, Finding(takes_text + faster_text))
             if has_faster_exchange:
                 faster_state = state.after_link_change(min(seconds, timing_before_window.seconds))
                 return self._search_again(faster_state, f"{takes_text}: the link became faster")
@@ -418,7 +418,7 @@ class Goodput(Settings):
                 takes_text += f", and {exchange_text(state)}: the link is as fast as before, but not the rest of a step"
                 state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
                 return self._try_or_hold(state, Finding(takes_text))
-            return self._search_again(state.after_link_change(seconds), f"{takes_text}: {changed_text} changed")
+            return self._search_again(state.after_link_change(seconds), takes_text + changed_text)
         state = replace(state.without_suspect(), off=0).after_drift(seconds)
         return self._try_or_hold(state, Finding(took_text(state, state.position, seconds, "takes"), omit_if_best=True))
 
