@@ -28,9 +28,10 @@ class AgreedNumbers:
             if no decision requested the loss (``Decision.probe``).
         forward_seconds: time of a step's forward, in seconds, mean over ranks. Nothing is sent during forward, so this
             time changes if the machine becomes faster or slower, and not if the link does. If a step has several
-            forwards, the last counts; if several native steps are measured as one, their median counts. nan if no
-            forward was timed: in outer steps, on GPUs (where the host does not wait for the forward), and if ranks
-            exchange in forward (FSDP2, tensor parallelism).
+            forwards, the last counts. If several steps are measured as one (native steps, a round of outer steps), the
+            median counts; forwards during which an exchange of outer steps is in flight are left out. nan if no forward
+            was timed: on GPUs (where the host does not wait for the forward), and if ranks exchange in forward (FSDP2,
+            tensor parallelism).
     """
 
     learning_rate: float = math.nan

@@ -75,7 +75,8 @@ class GoodputState:
         energy: largest ``Measurement.energy`` of a hook step so far; 0: no step was measured.
         watch: number of native steps (DDP exchanges by itself) that gravac times together next, as a stretch.
         learning_rate: last learning rate that was measured; 0: none was measured.
-        rose_at: number of training steps observed when the learning rate last rose; 0: it never rose.
+        rose_at: number of training steps observed when the learning rate last rose; 0: it never rose, or has fallen
+            since.
         trials: current switchback trials, which compare the progress of two candidates; ``None``: no trials.
         learned: results of all switchback trials, one object for each candidate whose progress was measured.
         booked: progress that all switchback trials have cost so far, in steps of the best candidate.
@@ -124,7 +125,9 @@ class GoodputState:
         energy = measured.energy if math.isfinite(measured.energy) and measured.candidate.mode == "hook" else 0.0
         best_timing = self.timing(self.best)
         learning_rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
-        learning_rate_rose = 0 < self.learning_rate < learning_rate
+        rose_at = 0 if learning_rate < self.learning_rate else self.rose_at
+        if 0 < self.learning_rate < learning_rate:
+            rose_at = self.steps + measured.steps
         superseded_timing = self._timing_if_superseded(measured.candidate)
         lost_s = (
             0.0
@@ -138,7 +141,7 @@ class GoodputState:
             spent=self.spent + lost_s,
             energy=max(self.energy, energy),
             learning_rate=max(0.0, learning_rate),
-            rose_at=self.steps + measured.steps if learning_rate_rose else self.rose_at,
+            rose_at=rose_at,
         )
 
     def seconds_lost_per_step(self, timing: StepTiming, best_timing: StepTiming) -> float:
@@ -167,7 +170,7 @@ class GoodputState:
 
     @property
     def warming_up(self) -> bool:
-        """True if the learning rate may still warm up: it rose in the second half of the steps so far."""
+        """True if the learning rate may still warm up: it rose in the second half of the steps and never fell since."""
         return 0 < self.steps < 2 * self.rose_at
 
     def may_run(self, position: int) -> bool:

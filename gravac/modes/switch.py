@@ -265,7 +265,7 @@ class Switch:
         self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
-        """In native and hook steps, pass on the forward's time; in outer steps, restore DDP's exchange setting.
+        """Pass on the forward's time; in outer steps, restore DDP's exchange setting.
 
         In outer steps, also register hooks that run when backward begins. Called as a forward hook. DDP reads the
         setting in the forward only, so that this forward's backward exchanges nothing.
@@ -292,6 +292,8 @@ class Switch:
             self._native_watch.forward_ended(forward_s)
         elif self.mode == "hook":
             self._engine.forward_s = forward_s
+        elif self.outer is not None:
+            self.outer.forward_ended(forward_s)
 
     def _backward_began(self, gradient: torch.Tensor) -> None:
         self._synced_backward_began = True

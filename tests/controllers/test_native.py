@@ -526,28 +526,38 @@ def test_exposed_is_what_the_forecast_and_the_link_say() -> None:
     assert replace(state, moved=True).step_time_bounds.waiting_fraction(native) == 1.0
 
 
-def warming(site: Site, rise: int, seed: int = 0) -> Callable[[int, Decision], Measurement]:
-    """Measurements of a site whose learning rate rises over so many training steps, then falls."""
+def warming(site: Site, rise: int, falls: bool, seed: int = 0) -> Callable[[int, Decision], Measurement]:
+    """Measurements of a site whose learning rate rises over so many training steps, then falls or stays."""
     measured, made = site.measure(seed), [0]
 
     def at_rate(step: int, holds: Decision) -> Measurement:
         now = measured(step, holds)
         made[0] += DEFAULT_STRETCH_STEPS if holds.candidate.mode == "native" else holds.candidate.every
-        return replace(now, learning_rate=1e-3 * min(made[0] / rise, 1 - made[0] / 1e6))
+        return replace(now, learning_rate=1e-3 * min(made[0] / rise, 1 - falls * made[0] / 1e6))
 
     return at_rate
 
 
-@pytest.mark.parametrize("rise", [1, 50, 200])
-def test_no_outer_steps_while_the_learning_rate_warms_up(rise: int) -> None:
+@pytest.mark.parametrize("falls", [True, False])
+@pytest.mark.parametrize("rise", [1, 50, 200, 400])
+def test_no_outer_steps_while_the_learning_rate_warms_up(rise: int, falls: bool) -> None:
     site = Site(7.0, 0.99, every=EVERY, leaving_s=20.0)
     made, ran = 0, []
-    for step in drive(Goodput(), site.forecasts, warming(site, rise), 1500):
+    for step in drive(Goodput(), site.forecasts, warming(site, rise, falls), 1500):
         ran.append((made, step.applied.candidate.mode))
         made += DEFAULT_STRETCH_STEPS if step.applied.candidate.mode == "native" else step.applied.candidate.every
     first = next(at for at, mode in ran if mode == "outer")
     assert first >= rise
-    assert first <= 2 * rise + 100, "afterwards they are not put off for long"
+    assert first <= (1 if falls else 2) * rise + 100, "afterwards they are not put off for long"
+
+
+def test_a_learning_rate_that_fell_is_no_longer_warming_up_until_it_rises_again() -> None:
+    state = GoodputState(Site(1.0, 0.5).forecasts, "hold", 0, 0, Window(NATIVE))
+    seen = []
+    for rate in (0.1, 0.2, 0.3, 0.3, math.nan, 0.29, 0.29, 0.3, 0.1):
+        state = state.count_steps(Measurement(0, NATIVE, 1.0, 1.0, 0.0, 1.0, learning_rate=rate))
+        seen.append(state.warming_up)
+    assert seen == [False, True, True, True, True, False, False, True, False]
 
 
 def test_outer_steps_that_nothing_stands_beside_do_not_wait_for_the_learning_rate() -> None:

@@ -138,6 +138,10 @@ class OuterSteps:
         """Apply the means whose delay is over: the second half of ``step``."""
         self._rounds.apply_due()
 
+    def forward_ended(self, seconds: float) -> None:
+        """Tell the present round how long a forward took, in seconds, as a sign of the machine's speed."""
+        self._rounds.forward_ended(seconds)
+
     @property
     def learning_rate(self) -> float:
         """The highest learning rate of the optimizers; nan if not known."""

@@ -76,6 +76,7 @@ class Rounds:
         self._last_handle: Handle | None = None
         self._decided_candidate: Future[Candidate] | None = None  # made when the last round began
         self._step_ends_s: list[float] = []
+        self._forward_seconds: list[float] = []  # of the present round
         self._waited_s = self._paused_s = 0.0
         self._paused_since_s: float | None = None
 
@@ -139,6 +140,11 @@ class Rounds:
             )
         if self._sent_fragments or (end_round and state.in_round):
             self._send_ready_fragments(state.in_round, state.in_round, learning_rate, dense)
+
+    def forward_ended(self, seconds: float) -> None:
+        """Keep the time of a forward of this round, in seconds, if no exchange is in flight, which could slow it."""
+        if all(fragment.pending is None for fragment in self._state.fragments):
+            self._forward_seconds.append(seconds)
 
     def pause(self) -> None:
         """Begin a time in which the rank does not train; step times exclude the time until ``resume``."""
@@ -284,6 +290,9 @@ class Rounds:
             measurement.idle, measurement.paused = waited_s, paused_s
             measurement.steps_of_ranks, measurement.inverse_drift = steps_of_ranks, inverse_drift(sent_fragments)
 
+        if self._forward_seconds:
+            self._engine.forward_s = statistics.median(self._forward_seconds)
+            self._forward_seconds.clear()
         self._engine.end(add_round)
         self._state.shares.end_round()
         self._state.end_round()
