@@ -115,9 +115,10 @@ class Goodput(Settings):
             search. Twice that change in a single window also starts a new search.
         hopeless: ratio above which a trial ends early: step time of the trial / longest step time with which the
             candidate would be best.
-        expire: age, in windows, from which a measured step time is old. Only half of an old time counts as lower bound
-            of the candidate's step time, so that the candidate may be tried again. From twice this age on, a quarter
-            counts, and so on.
+        expire: age, in windows, from which a measured step time is old; 4 times as many windows if the running
+            candidate's exchanges and forwards show that the link is as fast as before. Only half of an old time counts
+            as lower bound of the candidate's step time, so that the candidate may be tried again. From twice this age
+            on, a quarter counts, and so on.
         explore: largest fraction of the run's time that trials of other candidates may cost.
         probe: whether the run can read the loss on fixed batches, and so measure progress.
         total_steps: number of steps of the run; ``None``: the controller assumes twice the number of steps so far.
@@ -334,7 +335,7 @@ class Goodput(Settings):
                 reason += ": the link became faster"
             state = replace(state.after_link_change(min(seconds, timing_before_trial.seconds)), best=state.position)
             return self._search_again(state, reason)
-        is_expired = timing_before_trial is None or state.windows - timing_before_trial.window >= self.expire
+        is_expired = timing_before_trial is None or state.is_old(timing_before_trial, self.expire)
         weight = 1.0 if timing_before_trial is None or is_expired else 1 / (timing_before_trial.times + 1)
         explained_s = explained_seconds(state)
         too_slow_for_link = ended_early and best_timing is not None and seconds > explained_s
@@ -419,7 +420,7 @@ class Goodput(Settings):
                 state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
                 return self._try_or_hold(state, Finding(takes_text))
             return self._search_again(state.after_link_change(seconds), takes_text + changed_text)
-        state = replace(state.without_suspect(), off=0).after_drift(seconds)
+        state = replace(state.watch_link(self.change, self.expire).without_suspect(), off=0).after_drift(seconds)
         return self._try_or_hold(state, Finding(took_text(state, state.position, seconds, "takes"), omit_if_best=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:

@@ -171,7 +171,7 @@ def trial_text(
         age = state.windows - timing.window
         time_text = milliseconds(timing.seconds)
         shortest_text = milliseconds(state.step_time_bounds.shortest_step_seconds(position, expire))
-        is_old = age >= expire
+        is_old = state.is_old(timing, expire)
         if is_old:
             timed_text = f"last timed {age} windows ago: {time_text} a step"
         elif timing.times > 1:

@@ -29,6 +29,7 @@ def check_saved(dumped: dict[str, Any]) -> None:
         "floors": floor_positions,
     }
     positions_by_field["suspect"] = [] if state.suspect is None else [state.suspect]
+    positions_by_field["steady_link"] = [] if state.steady_link is None else [state.steady_link.position]
     compared_positions = [(results.candidate, results.reference) for results in state.learned]
     if state.trials is not None:
         compared_positions.append((state.trials.candidate, state.trials.reference))
@@ -49,8 +50,9 @@ def with_current_positions(
 ) -> dict[str, Any] | None:
     """Return a dumped state with all positions of candidates changed to indices of ``forecasts``.
 
-    Measurements of candidates that are not in ``forecasts`` are left out. Unfinished switchback trials are dropped. If
-    the candidate that ran is not in ``forecasts``, the best candidate runs.
+    Measurements of candidates that are not in ``forecasts`` are left out. Unfinished switchback trials, and the period
+    in which the link was steady, are dropped. If the candidate that ran is not in ``forecasts``, the best candidate
+    runs.
 
     Args:
         dumped: state of the controller in a checkpoint.
@@ -70,6 +72,7 @@ def with_current_positions(
     floors = [(new_positions[position], seconds) for position, seconds in dumped["floors"] if position in new_positions]
     new_suspect = new_positions.get(dumped["suspect"])
     remapped_dump = {**dumped, "entries": entries, "floors": floors, "trials": None, "suspect": new_suspect}
+    remapped_dump["steady_link"] = None
     remapped_dump["learned"] = [
         {
             **dumped_results,

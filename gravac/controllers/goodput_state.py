@@ -19,6 +19,7 @@ from gravac.controllers.step_times import (
     HOOK_OVERHEAD,
     STANDARD_ERRORS,
     STEP_TIME_NOISE,
+    SteadyLink,
     StepTimeBounds,
     StepTiming,
     exchange_fraction,
@@ -70,6 +71,7 @@ class GoodputState:
             time than in its measurement in ``entries``.
         moved: whether the speed of the link changed since the link was probed before the first step.
         slowed: whether the link became slower at its last change; false if it became faster or never changed.
+        steady_link: latest period in which the chosen candidate's exchanges took equally long; ``None``: not known.
         suspect: position of the candidate whose few slow steps were the only sign that the link became slower. The
             machine may have paused instead. ``None``: no such candidate, or it was timed again.
         energy: largest ``Measurement.energy`` of a hook step so far; 0: no step was measured.
@@ -96,6 +98,7 @@ class GoodputState:
     off: Count = 0
     moved: bool = False
     slowed: bool = False
+    steady_link: SteadyLink | None = None
     suspect: Count | None = None
     energy: Amount = 0.0
     watch: PositiveCount = DEFAULT_STRETCH_STEPS
@@ -187,11 +190,17 @@ class GoodputState:
     @property
     def step_time_bounds(self) -> StepTimeBounds:
         """Object that computes bounds of the step times of all candidates, from the measured step times."""
-        return StepTimeBounds(self.forecasts, self.entries, self.floors, self.windows, self.moved, self.slowed)
+        return StepTimeBounds(
+            self.forecasts, self.entries, self.floors, self.windows, self.moved, self.slowed, self.steady_link
+        )
 
     def timing(self, position: int) -> StepTiming | None:
         """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
         return self.step_time_bounds.timing(position)
+
+    def is_old(self, timing: StepTiming, expire: int) -> bool:
+        """True if a measurement is so old that the link may have changed; see ``StepTimeBounds.windows_until_old``."""
+        return self.windows - timing.window >= self.step_time_bounds.windows_until_old(timing, expire)
 
     def enter_measurement(self, seconds: float, weight: float = 1.0) -> GoodputState:
         """Return the state with the running candidate's timing updated by the window that has ended.
@@ -232,6 +241,26 @@ class GoodputState:
         """
         ratio = self._exchange_ratio(0.0)
         return ratio is not None and abs(ratio - 1) <= max_change
+
+    def watch_link(self, max_change: float, expire: int) -> GoodputState:
+        """Return the state with ``steady_link`` updated by the window of the chosen candidate that has ended.
+
+        A new period begins if another candidate was chosen, or if the exchange took another time for ``expire``
+        windows. Nothing changes if the time of the exchange, or of a forward, is not known.
+
+        Args:
+            max_change: relative change of the exchange time up to which the time counts as unchanged.
+            expire: age, in windows, from which a measured step time is old.
+        """
+        median_times, link = self.window.median_exchange_times, self.steady_link
+        if self.window.forward_s is None or median_times is None or not median_times[2] > 0:
+            return self
+        exchange_s = median_times[2]
+        if link is None or link.position != self.position or self.windows - link.until >= expire:
+            return replace(self, steady_link=SteadyLink(self.position, exchange_s, self.windows, self.windows))
+        if abs(exchange_s / link.exchange_s - 1) > max_change:
+            return self
+        return replace(self, steady_link=replace(link, until=self.windows))
 
     @property
     def exchange_became_faster(self) -> bool:
@@ -413,7 +442,7 @@ class GoodputState:
         """
         suspect = self.position if slowed else None
         emptied_state = replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0)
-        return replace(emptied_state, moved=True, slowed=slowed, suspect=suspect)
+        return replace(emptied_state, moved=True, slowed=slowed, steady_link=None, suspect=suspect)
 
     def machine_was_paused(self, seconds: float, min_decrease: float) -> bool:
         """True if the suspect runs and its steps are fast again, so that the machine had only paused.

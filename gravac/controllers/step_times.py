@@ -35,6 +35,10 @@ SHORTEST_STEP_RATIO = 0.01
 STANDARD_ERRORS = 2
 """Number of standard errors by which a measured step time may differ from the true step time."""
 
+STEADY_AGE_RATIO = 4
+"""Age at which a measured step time is old if the link was seen to be as fast as before / age if nothing is known about
+the link. Step times may differ for other reasons, so that a measurement is old at some age in any case."""
+
 HOOK_OVERHEAD = 0.2
 """Upper bound of the time that gravac's hook costs besides coding, as a fraction of a step. Native steps (DDP exchanges
 by itself, without the hook) may save up to this fraction, although they send more bytes."""
@@ -115,6 +119,23 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class SteadyLink:
+    """Period in which a candidate's exchange took as long as in the first window of that period.
+
+    Attributes:
+        position: index of the candidate in ``StepTimeBounds.forecasts``.
+        exchange_s: seconds of its exchange in a step, median over the first window.
+        since: number of windows that had ended after the first window.
+        until: number of windows that had ended after the last window in which the exchange took as long.
+    """
+
+    position: Count
+    exchange_s: Above0
+    since: Count
+    until: Count
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimeBounds:
     """Lower and upper bounds of the step times of all candidates, computed from measured step times of some candidates.
 
@@ -126,6 +147,7 @@ class StepTimeBounds:
         windows: number of windows (groups of steps after which the controller decides) that have ended.
         link_changed: whether the speed of the link changed since the link was probed before the first step.
         link_slowed: whether the link became slower at its last change; false if it became faster or never changed.
+        steady_link: latest period in which a candidate's exchanges took equally long; ``None``: not known.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -134,6 +156,7 @@ class StepTimeBounds:
     windows: int
     link_changed: bool
     link_slowed: bool
+    steady_link: SteadyLink | None = None
 
     def timing(self, position: int) -> StepTiming | None:
         """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
@@ -272,7 +295,7 @@ class StepTimeBounds:
         """Return a lower bound of the seconds of a candidate's step, from all measurements so far.
 
         The bound of a measured candidate is its measured time minus ``STANDARD_ERRORS`` standard errors, but at least
-        half of the measured time. The bound halves each time ``expire`` windows have passed.
+        half of the measured time. The bound halves whenever ``windows_until_old`` further windows have passed.
 
         For a candidate that was not measured, each measured step of other candidates gives a bound, and the largest
         bound counts:
@@ -287,7 +310,7 @@ class StepTimeBounds:
 
         Args:
             position: index of the candidate in ``forecasts``.
-            expire: number of windows after which the bound of a measured candidate halves.
+            expire: number of windows after which the bound of a measured candidate halves; see ``windows_until_old``.
         """
         forecast = self.forecasts[position]
         candidate_timing = self.timing(position)
@@ -295,7 +318,9 @@ class StepTimeBounds:
             shortest_s = max(
                 candidate_timing.seconds / 2, candidate_timing.seconds - STANDARD_ERRORS * candidate_timing.doubt
             )
-            return shortest_s * 0.5 ** ((self.windows - candidate_timing.window) // expire)
+            return shortest_s * 0.5 ** (
+                (self.windows - candidate_timing.window) // self.windows_until_old(candidate_timing, expire)
+            )
         bounds_s = [floor_s for floor_position, floor_s in self.floors if floor_position == position]
         bounds_s.append(self._shortest_step_by_probe(forecast))
         for timing in self.timings:
@@ -318,6 +343,20 @@ class StepTimeBounds:
                 + fraction_difference * self._step_time_slope(timing.position, upper_bound=fraction_difference < 0)
             )
         return max(bounds_s)
+
+    def windows_until_old(self, timing: StepTiming, expire: int) -> int:
+        """Return the age, in windows, from which a measurement is old, since the link may have changed unnoticed.
+
+        If the link was seen to be as fast as when the candidate was measured, and one of the last ``expire`` windows
+        showed that, the result is ``STEADY_AGE_RATIO * expire``.
+
+        Args:
+            timing: measurement of the candidate.
+            expire: the result if nothing is known about the link since the measurement.
+        """
+        link = self.steady_link
+        is_steady = link is not None and link.since <= timing.window and self.windows - link.until < expire
+        return STEADY_AGE_RATIO * expire if is_steady else expire
 
     def _compute_growth_seconds(self, timing: StepTiming) -> float:
         """Return the seconds by which an overlapping exchange lengthens the compute of a measured step.

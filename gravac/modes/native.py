@@ -38,6 +38,10 @@ wait for the link, but does not wait for a slower rank."""
 SLOW_STEP_RATIO = 2.0
 """A step counts as slow if the step's time / the agreed time of a step (mean over the ranks) is above this ratio."""
 
+FEWEST_STEPS_CHECKED = 3
+"""Smallest number of timed steps of a stretch with which a slow-step check may end the stretch. A pause makes one step
+long: other ranks wait while rank 0 evaluates, for example. With fewer steps, this step would determine the median."""
+
 SLOW_END_RATIO = 1.5
 """Ratio that decides which median step time a rank sends at the end of a stretch.
 
@@ -181,11 +185,14 @@ class NativeWatch:
     def _send_slow_step_check(self) -> None:
         """Begin a sum over the ranks: the number of ranks on which a step since the last check was slow.
 
-        A step is slow if the step's time exceeds ``SLOW_STEP_RATIO`` times the agreed time.
+        A step is slow if the step's time exceeds ``SLOW_STEP_RATIO`` times the agreed time. Before this rank has timed
+        ``FEWEST_STEPS_CHECKED`` steps of the stretch, none of them counts as slow; later checks cover them, too.
         """
-        agreed_step_s = self._engine.deciding.agreed_step_s
-        step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_step_s
-        self._times_checked = len(self._step_seconds)
+        step_is_slow = False
+        if len(self._step_seconds) >= FEWEST_STEPS_CHECKED:
+            slowest_s = max(self._step_seconds[self._times_checked :], default=0.0)
+            step_is_slow = slowest_s > SLOW_STEP_RATIO * self._engine.deciding.agreed_step_s
+            self._times_checked = len(self._step_seconds)
         self._slow_step_check = self._engine.sum_over_ranks("the check for slow native steps", [float(step_is_slow)])
         self._slow_step_check.receive()  # at once: the executor has nothing else to do in native steps
         self._check_sent_at_step = self._stretch_state.made

@@ -21,7 +21,7 @@ from gravac.controllers.goodput_prices import LEAST_WAITING_FRACTION
 from gravac.controllers.goodput_reasons import Finding
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.native import LARGEST_FLOAT16_NORM, LONGEST_STRETCH_SECONDS, LONGEST_STRETCH_STEPS, fits_float16
-from gravac.controllers.step_times import StepTiming, exchange_fraction
+from gravac.controllers.step_times import SteadyLink, StepTiming, exchange_fraction
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission, with_native
 from gravac.modes.outer.candidates import with_outer_candidates
@@ -124,7 +124,7 @@ class Site:
             chance = math.exp(draw.gauss(0, self.noise / math.sqrt(steps))) if self.noise else 1.0
             error = 0.0 if holds.candidate.dense else 1.0
             made = Measurement(0, holds.candidate, chance * seconds, 16.0, error, self.energy)
-            if self.forward and holds.candidate.mode != "outer":
+            if self.forward and holds.candidate.delay < holds.candidate.every:
                 made = replace(made, forward_seconds=chance * self.compute * self.machine(step) / 3)
             return replace(made, waited=chance * waited, coded=coded, exchanged=exchanged)
 
@@ -313,6 +313,52 @@ def test_with_the_time_of_forward_a_slower_machine_is_not_taken_for_a_slower_lin
         if forward and not exposed:
             assert not any("the link" in step.decision.reason for step in steps)
     assert lost[True] <= min(0.01, lost[False])
+
+
+def test_outer_steps_are_seldom_left_to_time_hook_steps_again_while_the_link_is_seen_to_stay() -> None:
+    left = {False: 0, True: 0}
+    for seed, forward in itertools.product(range(3), left):
+        site = Site(0.8, 0.97, hook=0.003, noise=0.05, every=EVERY, leaving_s=0.8, forward=forward)
+        steps = site.run(5000, seed)
+        assert steps[-1].measured.candidate.mode == "outer"
+        ran = [step.measured.candidate.mode for step in steps]
+        left[forward] += sum(before == "outer" != after for before, after in itertools.pairwise(ran))
+    assert 0 < 2 * left[True] <= left[False]
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "limit"), [(20, 100, 160), (20, 61, 160), (20, 60, 40), (21, 100, 40)], ids=str
+)
+def test_a_measured_time_is_old_later_if_the_link_was_seen_to_stay(since: int, until: int, limit: int) -> None:
+    timing = StepTiming(0, 1.0, 20, 1.0)
+    state = GoodputState(Site(1.0, 0.5).forecasts, "hold", 0, 0, Window(NATIVE), (timing,), windows=100)
+    assert state.step_time_bounds.windows_until_old(timing, 40) == 40 and state.is_old(timing, 40)
+    seen = replace(state, steady_link=SteadyLink(1, 0.1, since, until))
+    assert seen.step_time_bounds.windows_until_old(timing, 40) == limit
+    assert seen.step_time_bounds.shortest_step_seconds(0, 40) == (1.0 if limit > 80 else 0.25)
+
+
+def test_the_link_is_steady_while_an_exchange_takes_as_long_as_at_first() -> None:
+    hook = next(at for at, one in enumerate(Site(1.0, 0.5).forecasts) if one.candidate.mode == "hook")
+    window = Window(Site(1.0, 0.5).forecasts[hook].candidate)
+    state = GoodputState(Site(1.0, 0.5).forecasts, "hold", hook, hook, window, (StepTiming(hook, 1.0, 0, 1.0),))
+
+    def after(windows: int, exchange_s: float, forward_s: float = 0.1) -> SteadyLink | None:
+        nonlocal state
+        forwards = (forward_s,) if forward_s else ()
+        state = replace(
+            state, windows=windows, window=replace(window, saved=((0.0, 0.0, exchange_s),), forwards=forwards)
+        ).watch_link(0.25, 40)
+        return state.steady_link
+
+    assert after(1, 1.0, forward_s=0.0) is None, "the machine's speed is not known"
+    assert after(2, 1.0) == SteadyLink(hook, 1.0, 2, 2)
+    assert after(3, 1.2) == SteadyLink(hook, 1.0, 2, 3)
+    assert after(4, 0.5) == SteadyLink(hook, 1.0, 2, 3)
+    assert after(42, 0.5) == SteadyLink(hook, 1.0, 2, 3)
+    assert after(43, 0.5) == SteadyLink(hook, 0.5, 43, 43), "as long as a measurement needs to become old"
+    state = state.after_link_change(3.0)
+    assert state.steady_link is None
 
 
 @given(

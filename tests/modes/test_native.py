@@ -22,7 +22,7 @@ from gravac.controllers.base import Decision, Measurement
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
-from gravac.modes.native import CHECK_INTERVAL_S, SLOW_END_RATIO, NativeWatch, steps_that_count
+from gravac.modes.native import CHECK_INTERVAL_S, SLOW_END_RATIO, UNTIMED_STEPS, NativeWatch, steps_that_count
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, parallel
 from tests.modes.scripted import NATIVE, Scripted, script
@@ -142,6 +142,20 @@ def test_a_single_slow_step_tells_of_nothing_and_two_tell_what_the_last_took(sec
             break
     assert engine.told == [pytest.approx(told)]
     assert engine.told_of_forward == [pytest.approx(told / 4)]  # of the same steps
+
+
+@pytest.mark.parametrize("paused", range(8))
+@pytest.mark.parametrize("seconds", [0.05, 0.075, 0.1, 0.15, 0.3])
+def test_a_pause_soon_after_a_change_of_mode_is_not_told_as_the_time_of_a_step(paused: int, seconds: float) -> None:
+    """Rank 0 evaluated alone, in the only step that another rank had timed: that looked like a link that broke."""
+    engine, now = AgreesAlone(seconds), 0.0
+    watch = NativeWatch(engine, lambda: math.nan, lambda: now)  # type: ignore[arg-type]
+    watch.start()
+    watch.forward_starts(averaged=False)
+    for step in range(40):
+        now += 6.0 if step == UNTIMED_STEPS + paused else seconds
+        watch.forward_starts(averaged=True)
+    assert engine.told == [pytest.approx(seconds)]
 
 
 @pytest.mark.parametrize("deciding", [0.0, 0.5])

@@ -9,6 +9,7 @@ fragments, or means are applied whenever they arrive, the number follows from th
 """
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -280,6 +281,8 @@ class Rounds:
         sent_fragments, self._sent_fragments = tuple(self._sent_fragments), []
         overlaps, ended_at = not self._rounds_are_sequential or self._state.delay > 0, self._engine.mark()
         waited_s, paused_s, steps_of_ranks = self._waited_s, self._paused_s, self._state.shares.steps_of_ranks
+        forward_s = statistics.median(self._forward_seconds) if self._forward_seconds else math.nan
+        self._forward_seconds.clear()
 
         def add_round(measurement: LocalMeasurement) -> None:
             measurement.verdicts.append(
@@ -289,10 +292,8 @@ class Rounds:
             measurement.waits_since = sent_fragments[-1].waits_since if overlaps else None
             measurement.idle, measurement.paused = waited_s, paused_s
             measurement.steps_of_ranks, measurement.inverse_drift = steps_of_ranks, inverse_drift(sent_fragments)
+            measurement.forward_s = forward_s
 
-        if self._forward_seconds:
-            self._engine.forward_s = statistics.median(self._forward_seconds)
-            self._forward_seconds.clear()
         self._engine.end(add_round)
         self._state.shares.end_round()
         self._state.end_round()
