@@ -420,7 +420,9 @@ class Goodput(Settings):
                 state = replace(state.after_drift(seconds, apply_whole_change=True), off=0)
                 return self._try_or_hold(state, Finding(takes_text))
             return self._search_again(state.after_link_change(seconds), takes_text + changed_text)
-        state = replace(state.watch_link(self.change, self.expire).without_suspect(), off=0).after_drift(seconds)
+        state = replace(state.watch_link(seconds, self.change, self.expire).without_suspect(), off=0).after_drift(
+            seconds
+        )
         return self._try_or_hold(state, Finding(took_text(state, state.position, seconds, "takes"), omit_if_best=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:

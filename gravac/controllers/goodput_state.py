@@ -71,7 +71,7 @@ class GoodputState:
             time than in its measurement in ``entries``.
         moved: whether the speed of the link changed since the link was probed before the first step.
         slowed: whether the link became slower at its last change; false if it became faster or never changed.
-        steady_link: latest period in which the chosen candidate's exchanges took equally long; ``None``: not known.
+        steady_link: latest period in which nothing shows that the link changed; ``None``: not known.
         suspect: position of the candidate whose few slow steps were the only sign that the link became slower. The
             machine may have paused instead. ``None``: no such candidate, or it was timed again.
         energy: largest ``Measurement.energy`` of a hook step so far; 0: no step was measured.
@@ -242,23 +242,30 @@ class GoodputState:
         ratio = self._exchange_ratio(0.0)
         return ratio is not None and abs(ratio - 1) <= max_change
 
-    def watch_link(self, max_change: float, expire: int) -> GoodputState:
+    def watch_link(self, seconds: float, max_change: float, expire: int) -> GoodputState:
         """Return the state with ``steady_link`` updated by the window of the chosen candidate that has ended.
 
-        A new period begins if another candidate was chosen, or if the exchange took another time for ``expire``
-        windows. Nothing changes if the time of the exchange, or of a forward, is not known.
+        A new period begins if another candidate was chosen, or if ``SteadyLink.measure`` was another one for ``expire``
+        windows. Nothing changes if it is not known, or the time of a forward is not.
+
+        If native steps take as long as before, the link may have become faster unnoticed. But then fewer bytes save
+        less time than before, so that native steps stay the best choice.
 
         Args:
-            max_change: relative change of the exchange time up to which the time counts as unchanged.
+            seconds: median time of the window's steps, in seconds.
+            max_change: relative change of an exchange's time up to which the time counts as unchanged. For native
+                steps, ``STEP_TIME_NOISE`` counts instead.
             expire: age, in windows, from which a measured step time is old.
         """
-        median_times, link = self.window.median_exchange_times, self.steady_link
-        if self.window.forward_s is None or median_times is None or not median_times[2] > 0:
+        forward_s, median_times, link = self.window.forward_s, self.window.median_exchange_times, self.steady_link
+        is_native = self.running.mode == "native"
+        exchange_s = 0.0 if median_times is None else median_times[2]
+        if forward_s is None or not (is_native or exchange_s > 0):
             return self
-        exchange_s = median_times[2]
+        measure = seconds / forward_s if is_native else exchange_s
         if link is None or link.position != self.position or self.windows - link.until >= expire:
-            return replace(self, steady_link=SteadyLink(self.position, exchange_s, self.windows, self.windows))
-        if abs(exchange_s / link.exchange_s - 1) > max_change:
+            return replace(self, steady_link=SteadyLink(self.position, measure, self.windows, self.windows))
+        if abs(measure / link.measure - 1) > (STEP_TIME_NOISE if is_native else max_change):
             return self
         return replace(self, steady_link=replace(link, until=self.windows))
 

@@ -120,17 +120,20 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class SteadyLink:
-    """Period in which a candidate's exchange took as long as in the first window of that period.
+    """Period in which nothing shows that the link changed: a candidate's exchange took as long as at first.
+
+    If the candidate makes native steps, whose exchange is not timed, the time of the whole step counts instead, over
+    the time of a forward, which tells the machine's speed.
 
     Attributes:
         position: index of the candidate in ``StepTimeBounds.forecasts``.
-        exchange_s: seconds of its exchange in a step, median over the first window.
+        measure: seconds of an exchange in the first window; or time of a native step / time of a forward.
         since: number of windows that had ended after the first window.
-        until: number of windows that had ended after the last window in which the exchange took as long.
+        until: number of windows that had ended after the last window in which ``measure`` was about the same.
     """
 
     position: Count
-    exchange_s: Above0
+    measure: Above0
     since: Count
     until: Count
 
@@ -147,7 +150,7 @@ class StepTimeBounds:
         windows: number of windows (groups of steps after which the controller decides) that have ended.
         link_changed: whether the speed of the link changed since the link was probed before the first step.
         link_slowed: whether the link became slower at its last change; false if it became faster or never changed.
-        steady_link: latest period in which a candidate's exchanges took equally long; ``None``: not known.
+        steady_link: latest period in which nothing shows that the link changed; ``None``: not known.
     """
 
     forecasts: tuple[Forecast, ...]

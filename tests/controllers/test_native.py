@@ -289,8 +289,8 @@ def test_a_link_that_breaks_down_under_native_steps_is_noticed_and_so_is_one_tha
     ran = {range(s.measured.first, s.measured.first + s.measured.steps): s.measured.candidate.mode for s in steps}
     at = {step: mode for covered, mode in ran.items() for step in covered}
     assert at[900] == "native"
-    assert at[1000 + LONGEST_STRETCH_STEPS // 2] == "hook"
-    assert at[2500] == "native"
+    assert at[1000 + 2 * LONGEST_STRETCH_STEPS] == "hook"  # here no slow step ends a stretch early
+    assert at[2600] == "native"
 
 
 def shared_machine(seed: int) -> Callable[[int], float]:
@@ -338,25 +338,33 @@ def test_a_measured_time_is_old_later_if_the_link_was_seen_to_stay(since: int, u
     assert seen.step_time_bounds.shortest_step_seconds(0, 40) == (1.0 if limit > 80 else 0.25)
 
 
-def test_the_link_is_steady_while_an_exchange_takes_as_long_as_at_first() -> None:
-    hook = next(at for at, one in enumerate(Site(1.0, 0.5).forecasts) if one.candidate.mode == "hook")
-    window = Window(Site(1.0, 0.5).forecasts[hook].candidate)
-    state = GoodputState(Site(1.0, 0.5).forecasts, "hold", hook, hook, window, (StepTiming(hook, 1.0, 0, 1.0),))
+@pytest.mark.parametrize("mode", ["hook", "native"])
+def test_the_link_is_steady_while_an_exchange_or_a_native_step_takes_as_long_as_at_first(mode: str) -> None:
+    forecasts = Site(1.0, 0.5).forecasts
+    at = next(at for at, one in enumerate(forecasts) if one.candidate.mode == mode)
+    window = Window(forecasts[at].candidate)
+    state = GoodputState(forecasts, "hold", at, at, window, (StepTiming(at, 1.0, 0, 1.0),))
 
-    def after(windows: int, exchange_s: float, forward_s: float = 0.1) -> SteadyLink | None:
+    def after(windows: int, ratio: float, forward_s: float = 0.5) -> SteadyLink | None:
+        """The period after a window in which the exchange, or a native step, took ``ratio`` times as long as at first.
+
+        The speed of the machine is another one: a native step, and its forward, take another time.
+        """
         nonlocal state
+        seconds = ratio * 2 * forward_s if mode == "native" else 1.0
+        saved = () if mode == "native" else ((0.0, 0.0, ratio),)
         forwards = (forward_s,) if forward_s else ()
-        state = replace(
-            state, windows=windows, window=replace(window, saved=((0.0, 0.0, exchange_s),), forwards=forwards)
-        ).watch_link(0.25, 40)
+        state = replace(state, windows=windows, window=replace(window, saved=saved, forwards=forwards))
+        state = state.watch_link(seconds, 0.25, 40)
         return state.steady_link
 
+    first = 2.0 if mode == "native" else 1.0
     assert after(1, 1.0, forward_s=0.0) is None, "the machine's speed is not known"
-    assert after(2, 1.0) == SteadyLink(hook, 1.0, 2, 2)
-    assert after(3, 1.2) == SteadyLink(hook, 1.0, 2, 3)
-    assert after(4, 0.5) == SteadyLink(hook, 1.0, 2, 3)
-    assert after(42, 0.5) == SteadyLink(hook, 1.0, 2, 3)
-    assert after(43, 0.5) == SteadyLink(hook, 0.5, 43, 43), "as long as a measurement needs to become old"
+    assert after(2, 1.0) == SteadyLink(at, first, 2, 2)
+    assert after(3, 1.1, forward_s=0.7) == SteadyLink(at, first, 2, 3)
+    assert after(4, 1.2) == SteadyLink(at, first, 2, 3 if mode == "native" else 4)
+    assert after(5, 0.5) == SteadyLink(at, first, 2, 3 if mode == "native" else 4)
+    assert after(60, 0.5) == SteadyLink(at, first / 2, 60, 60), "measurements have become old meanwhile"
     state = state.after_link_change(3.0)
     assert state.steady_link is None
 
