@@ -246,7 +246,8 @@ class GoodputState:
         """Return the state with ``steady_link`` updated by the window of the chosen candidate that has ended.
 
         A new period begins if another candidate was chosen, or if ``SteadyLink.measure`` was another one for ``expire``
-        windows. Nothing changes if it is not known, or the time of a forward is not.
+        windows. It contains the last ``expire / 4`` windows, too. Nothing changes if that number is not known, or the
+        time of a forward is not.
 
         If native steps take as long as before, the link may have become faster unnoticed. But then fewer bytes save
         less time than before, so that native steps stay the best choice.
@@ -264,7 +265,8 @@ class GoodputState:
             return self
         measure = seconds / forward_s if is_native else exchange_s
         if link is None or link.position != self.position or self.windows - link.until >= expire:
-            return replace(self, steady_link=SteadyLink(self.position, measure, self.windows, self.windows))
+            since = max(0, self.windows - expire // 4)
+            return replace(self, steady_link=SteadyLink(self.position, measure, since, self.windows))
         if abs(measure / link.measure - 1) > (STEP_TIME_NOISE if is_native else max_change):
             return self
         return replace(self, steady_link=replace(link, until=self.windows))

@@ -128,7 +128,8 @@ class SteadyLink:
     Attributes:
         position: index of the candidate in ``StepTimeBounds.forecasts``.
         measure: seconds of an exchange in the first window; or time of a native step / time of a forward.
-        since: number of windows that had ended after the first window.
+        since: number of windows that had ended when the period began. It begins shortly before the first window, and so
+            contains the trials that led to the choice of the candidate.
         until: number of windows that had ended after the last window in which ``measure`` was about the same.
     """
 

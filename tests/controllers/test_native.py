@@ -360,11 +360,11 @@ def test_the_link_is_steady_while_an_exchange_or_a_native_step_takes_as_long_as_
 
     first = 2.0 if mode == "native" else 1.0
     assert after(1, 1.0, forward_s=0.0) is None, "the machine's speed is not known"
-    assert after(2, 1.0) == SteadyLink(at, first, 2, 2)
-    assert after(3, 1.1, forward_s=0.7) == SteadyLink(at, first, 2, 3)
-    assert after(4, 1.2) == SteadyLink(at, first, 2, 3 if mode == "native" else 4)
-    assert after(5, 0.5) == SteadyLink(at, first, 2, 3 if mode == "native" else 4)
-    assert after(60, 0.5) == SteadyLink(at, first / 2, 60, 60), "measurements have become old meanwhile"
+    assert after(12, 1.0) == SteadyLink(at, first, 2, 12), "with the trials of the ten windows before"
+    assert after(13, 1.1, forward_s=0.7) == SteadyLink(at, first, 2, 13)
+    assert after(14, 1.2) == SteadyLink(at, first, 2, 13 if mode == "native" else 14)
+    assert after(15, 0.5) == SteadyLink(at, first, 2, 13 if mode == "native" else 14)
+    assert after(60, 0.5) == SteadyLink(at, first / 2, 50, 60), "measurements have become old meanwhile"
     state = state.after_link_change(3.0)
     assert state.steady_link is None
 
