@@ -76,7 +76,7 @@ def _beliefs_after_trials(forecasts_key: _ForecastsKey, trial_results: tuple[Tri
 
 
 def _possible_ratio(measured: MeasuredRatio, forecasts: Sequence[Forecast]) -> MeasuredRatio:
-    """Return what a trial measured, limited to the progress of a dense step.
+    """Return the ratio that a trial measured, lowered if it exceeds what a dense step can reach.
 
     A step cannot make more progress than a dense step. Where the loss hardly falls, a trial may still measure 5 times
     that progress. Without the limit, such a trial would also raise the beliefs about all candidates of the same kind.

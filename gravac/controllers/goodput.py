@@ -399,13 +399,12 @@ class Goodput(Settings):
         takes_text = f"{state.running} takes {milliseconds(seconds)} a step"
         if relative_change > self.change or has_faster_exchange:
             state = replace(state, off=state.off + 1)
-            takes_text += (
-                f" instead of {milliseconds(timing_before_window.seconds)}" if relative_change > self.change else ""
-            )
+            expected_text = milliseconds(timing_before_window.seconds)
             changed_text, faster_text = ": the link or the machine changed", ": the link or the machine became faster"
             if state.window.forward_s is not None:
                 changed_text, faster_text = ": the link changed", ": the link became faster"
-                takes_text += ", as expected at the machine's present speed"
+                expected_text = f"the {expected_text} expected at the machine's present speed"
+            takes_text += f" instead of {expected_text}" if relative_change > self.change else ""
             takes_text += f", and {exchange_text(state)}" if has_faster_exchange else ""
             if state.off < 2 and relative_change <= 2 * self.change:
                 return state, f"{takes_text}: keep {state.running} until a second window confirms the change"

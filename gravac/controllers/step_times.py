@@ -36,8 +36,8 @@ STANDARD_ERRORS = 2
 """Number of standard errors by which a measured step time may differ from the true step time."""
 
 STEADY_AGE_RATIO = 4
-"""Age at which a measured step time is old if the link was seen to be as fast as before / age if nothing is known about
-the link. Step times may differ for other reasons, so that a measurement is old at some age in any case."""
+"""Measured step times stay valid this many times as long if exchanges show that the link has not changed. They become
+old in any case, since step times may change for other reasons."""
 
 HOOK_OVERHEAD = 0.2
 """Upper bound of the time that gravac's hook costs besides coding, as a fraction of a step. Native steps (DDP exchanges
@@ -103,7 +103,7 @@ class StepTiming:
         return replace(self, seconds=waited_s + ratio * (self.seconds - waited_s), saved=saved, forward_s=forward_s)
 
     def at_speed(self, forward_s: float) -> StepTiming:
-        """Return the time that this candidate's step would take on a machine whose forward takes ``forward_s`` seconds.
+        """Return this timing, converted to the speed of a machine on which a forward takes ``forward_s`` seconds.
 
         If no forward was timed when the step was measured, the step time is kept, and ``forward_s`` is stored with it.
 

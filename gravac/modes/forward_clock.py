@@ -8,7 +8,7 @@ import torch
 
 
 class ForwardClock:
-    """Measures how long a forward of the module inside DDP takes, without DDP's broadcast of buffers before it."""
+    """Times the forward of the module inside DDP. DDP broadcasts buffers before that, which is not part of the time."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None

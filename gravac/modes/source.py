@@ -62,7 +62,7 @@ class Source(Protocol):
 
     @property
     def shares_buffers(self) -> bool:
-        """True if ranks copy rank 0's buffers in each training step."""
+        """True if all ranks take over rank 0's buffers in each training step, as DDP does by broadcasts."""
 
     @property
     def will_exchange(self) -> bool:
@@ -78,16 +78,16 @@ class Source(Protocol):
         """Exchange nothing from the next forward on."""
 
     def silence_exchange(self) -> None:
-        """Exchange nothing in the forward that now begins and in its backward. Called in each outer step."""
+        """Turn the exchange off for one forward and its backward. Called when the forward of an outer step begins."""
 
     def restore_exchange(self) -> None:
-        """Undo ``silence_exchange``. Called when the forward has ended."""
+        """Undo ``silence_exchange``. Called when the forward of an outer step has ended."""
 
     def has_averaged(self) -> bool:
-        """Return whether DDP itself has averaged gradients since the last call."""
+        """Return whether DDP, without gravac's hook, averaged gradients after the last call of this method."""
 
     def forward_starts(self) -> None:
-        """Record that the forward of a hook step begins."""
+        """Record the begin of a forward. Called when the forward of a hook step begins."""
 
     def step_ended(self) -> None:
-        """Record that an optimizer's step has ended. Called in hook mode."""
+        """Record the end of an optimizer's step. Called after each step of an optimizer in hook mode."""
