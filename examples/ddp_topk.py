@@ -52,7 +52,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         for record in history:
             if record.changed:
-                print(f"from step {record.step}: CF {record.cf:g}, since {record.reason}")
+                print(record)
     dist.destroy_process_group()
 
 

@@ -71,7 +71,7 @@ def main() -> None:
         print(f"step {trainer.global_step}: loss {logged['loss']:.3f}, CF {gravac.compressor.cf:g}")
         for record in gravac.compressor.history:
             if record.changed:
-                print(f"from step {record.step}: CF {record.cf:g}, since {record.reason}")
+                print(record)
 
 
 if __name__ == "__main__":

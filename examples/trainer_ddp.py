@@ -67,7 +67,7 @@ def main() -> None:
     if trainer.is_world_process_zero() and gravac.compressor is not None:
         for record in gravac.compressor.history:
             if record.changed:
-                print(f"from step {record.step}: CF {record.cf:g}, since {record.reason}")
+                print(record)
     trainer.accelerator.end_training()
 
 

@@ -15,7 +15,6 @@ from gravac.compressors import (
     artopk,
     dense,
     dgc,
-    hard_threshold,
     intsgd,
     ladder,
     majority,
@@ -25,8 +24,6 @@ from gravac.compressors import (
     quantize,
     randomk,
     redsync,
-    scaled_randomk,
-    sidco,
     signsgd,
     terngrad,
     thc,
@@ -36,6 +33,7 @@ from gravac.compressors import (
 from gravac.controllers import Accordion, Goodput, GraVAC, Static, Warmup
 from gravac.integrations.hook import HookState, hook
 from gravac.modes.outer.sgd import OuterSGD
+from gravac.modes.replicas import ReplicasDifferError
 from gravac.policy import OuterSettings, Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 from gravac.version import __version__
@@ -55,6 +53,7 @@ __all__ = [
     "OuterSettings",
     "Policy",
     "RandomK",
+    "ReplicasDifferError",
     "SettingsError",
     "Static",
     "TopK",
@@ -64,7 +63,6 @@ __all__ = [
     "checkpoint",
     "dense",
     "dgc",
-    "hard_threshold",
     "hook",
     "intsgd",
     "ladder",
@@ -78,8 +76,6 @@ __all__ = [
     "quantize",
     "randomk",
     "redsync",
-    "scaled_randomk",
-    "sidco",
     "signsgd",
     "terngrad",
     "thc",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import optimizers_of, reason_to_idle
+from gravac.attaching import exchanging_module, is_single_process, optimizers_of, reason_to_idle, refuse_foreign
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.ranks import RankShards
@@ -24,10 +25,9 @@ from gravac.compressors import Compressor, ladder
 from gravac.connection import ModelConnection
 from gravac.controllers.base import Controller
 from gravac.engine.engine import Engine
-from gravac.engine.records import totals
+from gravac.engine.records import end_record
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
-from gravac.modes.outer.candidates import check_chooses_every
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.probe import ProbeLoss
 from gravac.opening import NO_FURTHER_TEXTS, RunOpening
@@ -37,7 +37,7 @@ from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp import failed_future
 from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.sources.local_model import innermost
-from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
+from gravac.telemetry.records import DecisionRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
 if TYPE_CHECKING:
@@ -61,8 +61,10 @@ class AdaptiveCompressor(Closeable):
         cf_range: lowest and highest compression factor (CF) to choose from, each 1 or more; default: (2, 1000). A
             ladder's CFs are wire ratios: bytes of a dense float32 all-reduce / bytes sent. Dense is always allowed.
         controller: ``"goodput"``, ``"gravac"``, another controller's name, or a controller object such as
-            ``Static(cf=10)``. ``None``, the default, means ``"goodput"``, but ``"gravac"`` if ``window``, ``epsilon``,
-            ``omega`` or ``step`` is set.
+            ``Static(cf=10)``. ``None``, the default, means ``"gravac"`` if ``base`` names a compressor whose gain is a
+            share of the gradient's energy (top-k, quantizers with error feedback, low rank, DGC ...), or if
+            ``window``, ``epsilon``, ``omega`` or ``step`` is set. It means ``"goodput"`` for the ladder, for unbiased
+            compressors such as QSGD, and if ``every`` is a range. The log of ``logging.getLogger("gravac")`` names it.
         window: number of steps between decisions, 1 or more; ``None``, the default: the controller's own default.
             ``window``, ``epsilon``, ``omega`` and ``step`` are settings of the controller ``"gravac"``.
         epsilon: gain (share of the gradient's energy that is sent) below which a CF is refused, in (0, 1]. The default
@@ -93,7 +95,8 @@ class AdaptiveCompressor(Closeable):
         least_efficiency: lowest statistical efficiency (progress of a step / progress of a step with dense gradient
             averaging), in (0, 1], of a compressed or outer step. The controller may choose such steps only if their
             efficiency exceeds this bound with a probability of 80 %; dense gradient averaging, in float32 or 16 bit, is
-            always allowed. ``None``, the default: any efficiency. Meant for runs with a fixed number of steps.
+            always allowed. ``None``, the default: 0.45 for the default ladder's methods in hook steps under
+            ``Goodput``, otherwise any efficiency. Meant for runs with a fixed number of steps.
         outer: settings of outer steps: an ``OuterSettings``, or a dict of its fields; ``None``: its defaults.
         samples_per_step: number of samples of a step over all ranks, to log samples per second; ``None``, the default:
             each rank's step counts as one sample.
@@ -247,8 +250,13 @@ class AdaptiveCompressor(Closeable):
                 ``ProbeLoss``; ``None``: the run has no probe.
 
         Raises:
-            SettingsError: ``sinks`` are not callables, ``probe`` is not callable, or the controller cannot use a probe.
+            SettingsError: ``sinks`` are not callables, ``process_group`` is no process group, ``probe`` is not
+                callable, or the controller cannot use a probe.
         """
+        if not isinstance(settings, RunSettings):
+            raise SettingsError(
+                f"settings: give a RunSettings, such as RunSettings(policy=Policy()) (got {short_repr(settings)})"
+            )
         compressor = cls.__new__(cls)
         compressor._build(settings, sinks, process_group, probe)
         return compressor
@@ -263,6 +271,11 @@ class AdaptiveCompressor(Closeable):
         """Check sinks and probe, and create the engine; called once, by the constructor or ``from_settings``."""
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
             raise SettingsError(f"sinks: give a sequence of functions of a record (got {short_repr(sinks)})")
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise SettingsError(
+                "process_group: give a group of torch.distributed.new_group that has this rank, or None for the "
+                f"default group (got {short_repr(group)})"
+            )
         if probe is not None and not callable(probe):
             raise SettingsError(
                 f"probe: give a function that returns the loss on fixed batches (got {short_repr(probe)})"
@@ -277,7 +290,6 @@ class AdaptiveCompressor(Closeable):
         self._opening = RunOpening(
             settings, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
         )
-        check_chooses_every(self.policy.controller, *self.policy.every)
         self._connection = ModelConnection(self._opening, probe, self.hook)
         self._is_closed = self._is_idle = False
         self._idle_ddp: DistributedDataParallel | None = None
@@ -297,8 +309,8 @@ class AdaptiveCompressor(Closeable):
 
         Args:
             module: the model: wrapped in DistributedDataParallel; or in shards by ``fully_shard`` on a mesh with a
-                replicate dimension, or by FSDP2's ``replicate``; or not wrapped. Without DistributedDataParallel all
-                replicas start from the first replica's weights.
+                replicate dimension, or by FSDP2's ``replicate``. If one DistributedDataParallel with all trained
+                parameters is inside the module, as with Lightning Fabric, gravac attaches to it.
             optimizer: the model's optimizer, or a sequence of all its optimizers. With an optimizer, gravac measures
                 the wait for input separately, ``Accordion`` gets the learning rate, and the ranks average the
                 optimizer's state after outer steps. Required if ``every`` is not 1; ``()`` means that your code changes
@@ -314,22 +326,28 @@ class AdaptiveCompressor(Closeable):
             SettingsError: a setting differs between ranks (the message has its name, its values and their ranks); the
                 loaded state is of another model; outer steps are impossible with the model, an optimizer or this
                 torch; or ``GRAVAC=off`` would leave gradients without an average.
-            TypeError: ``module`` is no module, or a parameter is complex.
+            TypeError: ``module`` is no module, or neither in DistributedDataParallel nor in shards; or a parameter is
+                complex.
             RuntimeError: this compressor is attached already or closed, or ``module`` has a communication hook.
             ValueError: compressor and optimizer both apply momentum; or the optimizer trains a parameter that is not in
-                the module.
+                the module, or no parameter of the module; or the module has several DistributedDataParallel modules, or
+                one that lacks a trained parameter; or DistributedDataParallel has ``delay_all_reduce_named_params``.
         """
         self._check_unattached()
         optimizers = optimizers_of(optimizer, self.policy.every)
-        inner_module = innermost(module) if isinstance(module, torch.nn.Module) else module
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module: attach needs a torch.nn.Module, got {type(module).__name__}")
+        stays_idle = self.policy.native and is_single_process(self._requested_group)
+        inner_module = innermost(module) if stays_idle else exchanging_module(module)
         if reason := reason_to_idle(inner_module, self._requested_group, self.policy):
             warnings.warn(f"gravac: {reason}: training continues without gravac", stacklevel=2)
             self._connection.is_attached = self._is_idle = True
             self._idle_ddp = inner_module if isinstance(inner_module, DistributedDataParallel) else None
             return
+        refuse_foreign(optimizers, inner_module)
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._opening.agree_group = agree_group
-        self._connection.attach(module, optimizers, scaler)
+        self._connection.attach(inner_module, optimizers, scaler)
 
     def detach(self) -> None:
         """Undo ``attach``: the module then trains without gravac, as before ``attach``.
@@ -462,6 +480,7 @@ class AdaptiveCompressor(Closeable):
         self._connection.is_attached = True
         return self._engine
 
+    @_disable_dynamo
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket's gradients; register as ``ddp.register_comm_hook(None, compressor.hook)``.
 
@@ -476,7 +495,8 @@ class AdaptiveCompressor(Closeable):
             return failed_future(
                 RuntimeError(
                     "gravac: the compressor is closed; call compressor.detach() to continue training without gravac"
-                )
+                ),
+                bucket,
             )
         return self._connection.adapter.hook(bucket)
 
@@ -561,8 +581,9 @@ class AdaptiveCompressor(Closeable):
     def history(self) -> list[DecisionRecord]:
         """The newest decisions, oldest first, also those that changed nothing; the same on every rank.
 
-        The controller decides at the end of each window (a number of steps), and earlier if a measurement calls for it.
-        The setting ``history`` limits the number of decisions.
+        The first decision is of step 0: with what the run begins. Then the controller decides at the end of each window
+        (a number of steps), and earlier if a measurement calls for it. ``print(record)`` shows step, candidate and
+        reason of a decision. The setting ``history`` limits the number of decisions.
         """
         return list(self._engine.settled.history)
 
@@ -608,17 +629,29 @@ class AdaptiveCompressor(Closeable):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state of ``state_dict``; training then continues bit for bit. Called before the first backward.
 
-        ``gravac.checkpoint.load`` loads the states of all ranks, also at another number of ranks. Tensors are copied.
-        Before ``attach`` the model is not known; ``attach`` then checks that the residuals fit the model. If the method
-        raises, nothing was changed.
+        ``gravac.checkpoint.load`` loads the states of all ranks or of none, also at another number of ranks. This
+        method knows only its own rank: if it raises on one rank, your code must let no rank train on. Tensors are
+        copied. Before ``attach`` the model is not known; ``attach`` then checks that the residuals fit the model. If
+        the method raises, nothing was changed on this rank.
 
         Raises:
             SettingsError: the state is of another version, rank, world size, compressor or model, or a field of it is
                 missing or wrong; the message has its path.
             RuntimeError: this compressor has made steps already.
         """
+        with self.restoring(state):
+            pass
+
+    @contextmanager
+    def restoring(self, state: Mapping[str, Any]) -> Iterator[None]:
+        """Return a context that checks a state on entry, as ``load_state_dict`` does, and restores it on exit.
+
+        If entry or the context's body raises, nothing was changed. In the body, ranks can agree that all states fit.
+        No collective runs.
+        """
         self._engine.drain()
-        self._restoring.load(state, self._switch)
+        with self._restoring.restoring(state, self._switch):
+            yield
         self._connection.adapter.layout = ExchangeLayout(self._engine.state.layout)
 
     def close(self) -> None:
@@ -654,10 +687,7 @@ class AdaptiveCompressor(Closeable):
             finally:
                 if outer_steps is not None:
                     outer_steps.hold_anchors()
-            state = self._engine.state
-            self._sinks(
-                EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._decided_cf})
-            )
+            self._sinks(end_record(self._engine.state, self._engine.deciding.forecasts, self._decided_cf))
             self._sinks.close()
         finally:
             self._engine.close(failure)

@@ -16,37 +16,122 @@ from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp_private import Reducer, shards_of_tensor_parallelism
 
 ENVIRONMENT_SWITCH = "GRAVAC"
-"""Name of the environment variable that turns gravac off: ``GRAVAC=off``."""
+"""Name of the environment variable that turns gravac off (``off``), or lets ranks compare weights after each step
+(``check``)."""
 
 
-def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Policy) -> str:
+OPTIMIZER_WRAPPERS = ("AcceleratedOptimizer", "_FabricOptimizer", "LightningOptimizer")
+"""Classes of Accelerate and Lightning whose attribute ``optimizer`` is torch's optimizer, which holds all state."""
+
+
+def is_single_process(group: dist.ProcessGroup | None) -> bool:
+    """True if no other rank averages with this rank.
+
+    Args:
+        group: ranks that average; ``None``: the default group.
+    """
+    return not dist.is_initialized() or dist.get_world_size(group) == 1
+
+
+def exchanging_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module whose gradients ranks average: the DistributedDataParallel in a module, or a model in shards.
+
+    The DistributedDataParallel may lie inside other modules, such as those of ``torch.compile`` and Lightning Fabric.
+
+    Args:
+        module: module that the user gave to ``attach``.
+
+    Raises:
+        TypeError: nothing in the module averages gradients over ranks, or FSDP1 does.
+        ValueError: several DistributedDataParallel modules are in the module, or one that lacks a trained parameter.
+    """
+    ddp_by_path = {path: child for path, child in module.named_modules() if isinstance(child, DistributedDataParallel)}
+    if not ddp_by_path:
+        if not is_sharded(module):
+            raise _no_exchange(module)
+        return module
+    path, *other_paths = ddp_by_path
+    inner_path = next(
+        (other_path for other_path in other_paths if other_path.startswith(f"{path}." if path else "")), ""
+    )
+    if inner_path:
+        raise ValueError(
+            f"module: {_code(path)} is a DistributedDataParallel, and so is {_code(inner_path)} inside, so gradients "
+            "would be averaged twice; wrap the model in one DistributedDataParallel"
+        )
+    if other_paths:
+        raise ValueError(
+            f"module: {_code(path)} and {_code(other_paths[0])} are both a DistributedDataParallel; make an "
+            "AdaptiveCompressor for each, and call attach with that DistributedDataParallel"
+        )
+    ddp = ddp_by_path[path]
+    ddp_parameters = {id(parameter) for parameter in ddp.parameters()}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and id(parameter) not in ddp_parameters:
+            raise ValueError(
+                f"module: parameter {name} is outside of {_code(path)}, the DistributedDataParallel inside, so ranks "
+                f"would not average its gradient; give attach {_code(path)}, or wrap all trained parameters"
+            )
+    return ddp
+
+
+def _no_exchange(module: torch.nn.Module) -> TypeError:
+    """Return the error for a module that is neither in a DistributedDataParallel nor in shards by FSDP2."""
+    for path, child in module.named_modules():
+        if any(ancestor.__name__ == "FullyShardedDataParallel" for ancestor in type(child).__mro__):
+            return TypeError(
+                f"module: {_code(path)} is in shards (FullyShardedDataParallel), whose gradients FSDP exchanges; use "
+                "DistributedDataParallel, or fully_shard (FSDP2) on a mesh with replicas"
+            )
+    return TypeError(
+        f"module: attach needs a DistributedDataParallel, or a model in shards, got {type(module).__name__}; wrap the "
+        "module in DistributedDataParallel, and give attach that: ddp = DistributedDataParallel(module)"
+    )
+
+
+def _code(path: str) -> str:
+    """Return a submodule as Python code.
+
+    Example:
+        >>> _code("model.0.head")
+        'module.model[0].head'
+    """
+    names = path.split(".") if path else []
+    return "module" + "".join(f"[{name}]" if name.isdecimal() else f".{name}" for name in names)
+
+
+def reason_to_idle(module: torch.nn.Module, group: dist.ProcessGroup | None, policy: Policy) -> str:
     """Return the reason why gravac stays inactive in this process; empty if it runs. Called on every rank.
 
     Args:
-        module: the model, or its DistributedDataParallel.
+        module: a DistributedDataParallel, or a model in shards; if there is a single process, any module.
         group: ranks that average; ``None``: those of the DistributedDataParallel, or the default group.
         policy: settings of the run.
 
     Raises:
-        SettingsError: the environment variable ``GRAVAC`` is neither ``on`` nor ``off``, or differs between ranks; or
-            it is ``off``, and torch does not average the gradients of this model over the ranks.
+        SettingsError: the environment variable ``GRAVAC`` is neither ``on`` nor ``off`` nor ``check``, or differs
+            between ranks; or it is ``off``, and torch does not average the gradients of this model over the ranks.
     """
     requested_group = group
-    switch_setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
-    if switch_setting not in ("on", "off"):
+    switch_setting = _switch_setting()
+    if switch_setting not in ("on", "off", "check"):
         raise SettingsError(
-            f"{ENVIRONMENT_SWITCH}: the environment variable is {switch_setting!r}; set the variable to on or off, or "
-            "unset it"
+            f"{ENVIRONMENT_SWITCH}: the environment variable is {switch_setting!r}; set the variable to on, off or "
+            "check, or unset it"
         )
-    group = group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
-    is_single = not dist.is_initialized() or dist.get_world_size(group) == 1
-    if not is_single and isinstance(module, torch.nn.Module):
+    if isinstance(module, DistributedDataParallel):
+        group = group or module.process_group
+    is_single = is_single_process(group)
+    if not is_single:
         check_alike({ENVIRONMENT_SWITCH: switch_setting}, device_of(module), group)
-    if switch_setting == "off" and not is_single and not _is_averaged_by_torch(module, requested_group):
+    # users give a group for a model in shards only if its mesh has no replicate dimension for torch to average over
+    if switch_setting == "off" and not (
+        is_single or requested_group is None or isinstance(module, DistributedDataParallel)
+    ):
         raise SettingsError(
             f"{ENVIRONMENT_SWITCH}: the environment variable is 'off', but without gravac nothing averages the "
-            f"gradients of this {type(module).__name__}, so each rank would train a model of its own; wrap the model "
-            f"in DistributedDataParallel, or unset {ENVIRONMENT_SWITCH}"
+            f"gradients of this {type(module).__name__} over process_group, so each replica would train a model of its "
+            f"own; use a mesh with a replicate dimension, or unset {ENVIRONMENT_SWITCH}"
         )
     if switch_setting == "off":
         return f"{ENVIRONMENT_SWITCH}=off in the environment"
@@ -55,17 +140,14 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
     return ""
 
 
-def _is_averaged_by_torch(module: object, requested_group: dist.ProcessGroup | None) -> bool:
-    """True if torch averages a model's gradients over ranks when gravac is turned off.
+def checks_every_step() -> bool:
+    """True if the environment requests that ranks compare their weights after each step (``GRAVAC=check``)."""
+    return _switch_setting() == "check"
 
-    Args:
-        module: the model, or its DistributedDataParallel.
-        requested_group: argument ``process_group`` of the user; ``None``: not given. For a model in shards, users give
-            a group only if the mesh has no replicate dimension: torch then does not average over that group.
-    """
-    if isinstance(module, DistributedDataParallel):
-        return True
-    return requested_group is None and isinstance(module, torch.nn.Module) and is_sharded(module)
+
+def _switch_setting() -> str:
+    """Return what the environment variable ``GRAVAC`` is set to, in lower case; ``"on"`` if it is not set."""
+    return os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
 
 
 def optimizers_of(
@@ -88,20 +170,53 @@ def optimizers_of(
     if optimizer is None:
         return ()
     possibly_wrapped = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-    optimizers = tuple(getattr(wrapper, "optimizer", wrapper) for wrapper in possibly_wrapped)
-    for torch_optimizer in optimizers:
-        if not isinstance(torch_optimizer, torch.optim.Optimizer):
-            raise SettingsError(
-                f"optimizer: {short_repr(torch_optimizer)} is not a torch.optim.Optimizer; give an optimizer, or a "
-                "sequence of optimizers"
+    return tuple(map(torch_optimizer, possibly_wrapped))
+
+
+def torch_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """Return an optimizer without a framework's wrapper; an optimizer that steps another one, as Lookahead, as it is.
+
+    Raises:
+        SettingsError: the object is no optimizer, or its class never called the constructor of torch's class.
+    """
+    is_framework_wrapper = any(ancestor.__name__ in OPTIMIZER_WRAPPERS for ancestor in type(optimizer).__mro__)
+    if hasattr(optimizer, "optimizer") and (is_framework_wrapper or not isinstance(optimizer, torch.optim.Optimizer)):
+        return torch_optimizer(optimizer.optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SettingsError(
+            f"optimizer: {short_repr(optimizer)} is not a torch.optim.Optimizer; give an optimizer, or a sequence of "
+            "optimizers"
+        )
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise SettingsError(
+            f"optimizer: {type(optimizer).__name__} has no step hooks, by which gravac sees its steps, since its "
+            "__init__ does not call that of torch.optim.Optimizer; call super().__init__(params, defaults) there"
+        )
+    return optimizer
+
+
+def refuse_foreign(optimizers: Sequence[torch.optim.Optimizer], module: torch.nn.Module) -> None:
+    """Raise if an optimizer trains no parameter of the module.
+
+    Raises:
+        ValueError: an optimizer and the module have no parameter in common.
+    """
+    module_ids = {id(parameter) for parameter in module.parameters()}
+    for optimizer in optimizers:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if parameters and module_ids.isdisjoint(map(id, parameters)):
+            raise ValueError(
+                f"optimizer: {type(optimizer).__name__} trains {len(parameters)} tensors, none of which is a parameter "
+                f"of the attached {type(module).__name__}; give the optimizer of this model, made after the model was "
+                "wrapped or converted"
             )
-    return optimizers
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
-    """True if a parameter of the model is a ``DTensor``, which FSDP2 shards or replicates."""
+    """True if FSDP2 shards or replicates parameters of the model: as ``DTensor``, or gathered by an evaluation."""
+    objects = (*module.parameters(), *module.modules())
     return any(
-        base_class.__name__ == "DTensor" for parameter in module.parameters() for base_class in type(parameter).__mro__
+        base_class.__name__ in ("DTensor", "FSDPModule") for each in objects for base_class in type(each).__mro__
     )
 
 

@@ -73,7 +73,7 @@ class RunAdmission:
                 checkpointed=delays_by_candidate(state.candidates),
                 leaving_s=self._leaving_s(state.world),
             )
-        admission = drop_below_efficiency(admission, policy.least_efficiency)
+        admission = drop_below_efficiency(admission, policy)
         may_run_native = self.native_cfs and policy.native and has_flag(policy.controller, "chooses_native")
         if may_average_each_step and may_run_native:
             admission = with_native(admission, self.native_cfs)
@@ -113,7 +113,11 @@ def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: 
     averager = averager_of(settings.policy)
     admission = RunAdmission(settings, averager)
     record_settings = RecordSettings(
-        settings.samples_per_step, settings.steps_per_epoch, settings.as_dict(), settings.history
+        settings.samples_per_step,
+        settings.steps_per_epoch,
+        settings.as_dict(),
+        settings.history,
+        settings.policy.controller_note,
     )
     deciding = Deciding(settings.policy.controller, admission, emit, record_settings)
     return BuiltEngine(Engine(averager, deciding, open_executor), admission)

@@ -1,10 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates, the ways to run steps that a controller may choose from; their forecasts; reasons to drop candidates."""
+"""Candidates, the ways to run steps that a controller may choose from; their forecasts; reasons to drop candidates.
+
+A candidate's name is its ``str``. Reasons, logs, tables and messages show this name, and no other. The name says what
+the candidate sends in words, since a compression factor (CF) has a different meaning for each compressor. For example,
+at CF 32 the default ladder runs low rank 16, which on small matrices sends only 15 times fewer bytes.
+"""
 
 import bisect
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gravac.beliefs import Belief
@@ -18,12 +24,46 @@ in several steps, between which ranks train on their own (``"outer"``).
 """
 
 
+EQUAL_BYTES_MARGIN = 0.05
+"""Texts do not mention a candidate's bytes if its wire ratio differs from 1 by at most this number."""
+
+
+def describe_bytes(wire_ratio: float) -> str:
+    """Return a text that states a wire ratio, such as ``"15x fewer bytes"``; ``""`` if not known, or if about 1.
+
+    Example:
+        >>> describe_bytes(15.06), describe_bytes(3.88), describe_bytes(2.0), describe_bytes(0.5)
+        ('15x fewer bytes', '3.9x fewer bytes', '2x fewer bytes', '2x more bytes')
+    """
+    if not (math.isfinite(wire_ratio) and wire_ratio > 0) or abs(wire_ratio - 1) <= EQUAL_BYTES_MARGIN:
+        return ""
+    factor, comparative = (wire_ratio, "fewer") if wire_ratio > 1 else (1 / wire_ratio, "more")
+    return f"{factor:.0f}x {comparative} bytes" if factor >= 10 else f"{round(factor, 1):g}x {comparative} bytes"
+
+
+def describe_exchange(method: str, wire_ratio: float) -> str:
+    """Return what an exchange sends, in words: the method and its bytes. This is ``Candidate.sends``.
+
+    Args:
+        method: name of the compressor with its own setting, such as ``"3 bits"``.
+        wire_ratio: wire bytes of a dense float32 all-reduce of the model / wire bytes of the exchange; nan: not known.
+
+    Example:
+        >>> describe_exchange("low rank 16", 15.1), describe_exchange("topk 10x", 0.5)
+        ('low rank 16 (15x fewer bytes)', 'topk 10x (2x more bytes)')
+        >>> describe_exchange("topk 1.9x", 1.02)
+        'topk 1.9x'
+    """
+    bytes_text = describe_bytes(wire_ratio)
+    return f"{method} ({bytes_text})" if bytes_text else method
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A way to run steps that a controller may choose: mode, compressor, CF, and how often ranks exchange.
 
-    Two candidates are equal if all their fields are equal; candidates can be keys of a dict. What gravac expects of a
-    candidate is in its ``Forecast``.
+    Two candidates are equal if all their fields but ``sends`` are equal; candidates can be keys of a dict. What gravac
+    expects of a candidate is in its ``Forecast``. The candidate's name is ``str(candidate)``.
 
     Attributes:
         mode: who exchanges, and when; see ``Mode``.
@@ -32,10 +72,15 @@ class Candidate:
             for 16 bit, 1 for dense float32; a ladder's is a wire ratio.
         every: number of steps from one exchange to the next.
         delay: number of steps that an exchange is in flight before its mean is applied; 0: training waits for the mean.
+        sends: what an exchange sends, in words, for the candidate's name: ``"3 bits (9.5x fewer bytes)"`` (see
+            ``describe_exchange``), ``"dense bfloat16"``. The bytes are those of an exchange, whatever ``every`` is.
+            Empty: not known; the name then has compressor and CF.
 
     Example:
-        >>> str(Candidate("outer", "topk", 10.0, every=50, delay=25))
-        'topk 10x every 50 steps (applied 25 steps later)'
+        >>> str(Candidate("outer", "ladder", 10.24, every=50, delay=25, sends="3 bits (9.5x fewer bytes)"))
+        '3 bits (9.5x fewer bytes) every 50 steps (applied 25 steps later)'
+        >>> str(Candidate("hook", "topk", 10.0))
+        'topk 10x'
         >>> str(Candidate("native", "dense", 1.0)), str(Candidate("native", "dense", 2.0))
         ('native float32', 'native float16')
     """
@@ -45,6 +90,7 @@ class Candidate:
     cf: float
     every: int = 1
     delay: int = 0
+    sends: str = field(default="", compare=False)
 
     @property
     def dense(self) -> bool:
@@ -57,22 +103,8 @@ class Candidate:
         return replace(self, mode="hook", every=1, delay=0)
 
     @property
-    def pace_phrases(self) -> tuple[str, ...]:
-        """Phrases that say how often ranks exchange, and how many steps later they apply the mean.
-
-        Empty if ranks exchange in each step and apply the mean at once.
-
-        Example:
-            >>> Candidate("outer", "topk", 10.0, every=5, delay=1).pace_phrases
-            ('every 5 steps', 'applied 1 step later')
-        """
-        every_phrase = (f"every {self.every} steps",) if self.every > 1 else ()
-        delay_phrase = (f"applied {self.delay} step{'s' * (self.delay > 1)} later",) if self.delay else ()
-        return every_phrase + delay_phrase
-
-    @property
     def pace_suffix(self) -> str:
-        """End of a candidate's name in a sentence: how often ranks exchange, and the delay if any.
+        """End of a candidate's name: how often ranks exchange, and the delay if any.
 
         Begins with a space. Empty if ranks exchange in each step and apply the mean at once.
 
@@ -80,15 +112,13 @@ class Candidate:
             >>> Candidate("outer", "topk", 10.0, every=5, delay=1).pace_suffix
             ' every 5 steps (applied 1 step later)'
         """
-        phrases = self.pace_phrases
-        if self.delay:
-            phrases = (*phrases[:-1], f"({phrases[-1]})")
-        return "".join(f" {phrase}" for phrase in phrases)
+        every_text = f" every {self.every} steps" if self.every > 1 else ""
+        return every_text + (f" (applied {self.delay} step{'s' * (self.delay > 1)} later)" if self.delay else "")
 
     def __str__(self) -> str:
         if self.mode == "native":
             return f"native float{32 / self.cf:.0f}"
-        return f"{self.compressor} {self.cf:g}x{self.pace_suffix}"
+        return f"{self.sends or f'{self.compressor} {self.cf:g}x'}{self.pace_suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +214,28 @@ class Forecast:
         return low_efficiency + fraction * (high_efficiency - low_efficiency)
 
 
+def named(candidate: Candidate, forecasts: Iterable[Forecast]) -> Candidate:
+    """Return a candidate with what it sends in words, as in a run's forecasts; unchanged if no forecast knows it.
+
+    A forecast knows what a candidate sends if its own candidate is equal, or else has the same compressor and CF: a
+    round of outer steps may have more or fewer steps than any forecast.
+
+    Args:
+        candidate: candidate that was made from the fields of a record, or that a controller made by itself.
+        forecasts: forecasts of the candidates that the run may choose.
+    """
+    similar_candidates = [
+        forecast.candidate
+        for forecast in forecasts
+        if (forecast.candidate.compressor, forecast.candidate.cf) == (candidate.compressor, candidate.cf)
+    ]
+    similar_candidates.sort(key=lambda similar: (similar != candidate, similar.mode != candidate.mode))
+    return replace(candidate, sends=similar_candidates[0].sends) if similar_candidates else candidate
+
+
 Cause = Literal["same_bytes", "not_fewer_bytes", "too_little_progress"]
 """Reason to drop a candidate: it would send the same as another candidate; or no fewer bytes than dense; or the lower
-bound of its efficiency is below the setting ``least_efficiency``."""
+bound of its efficiency is below ``least_efficiency``, set by the user or by gravac."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from types import FrameType
 
-from gravac.commands import advise, bench, calibrate, demo, doctor, policies, replay, report
+from gravac.commands import advise, bench, calibrate, demo, doctor, policies
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gravac", description="Adaptive gradient compression for PyTorch.")
     parser.add_argument("--version", action="version", version=f"gravac {version('gravac')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, bench, report, advise, calibrate, policies, replay):
+    for command in (demo, doctor, bench, advise, calibrate, policies):
         command.add(commands)
     options = parser.parse_args(arguments)
     previous_handlers = {

@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Connects the engine, which averages gradients, to a model: in DDP, without a wrapper, or in shards by FSDP2."""
+"""Connects the engine, which averages gradients, to a model: in DDP, or in shards by FSDP2."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -14,25 +15,32 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.attaching import (
     cfs_of_native_steps,
-    is_sharded,
+    checks_every_step,
     moments_per_parameter,
     reason_against_pipelines,
     refuse_separate_decisions,
     refuse_unequal_ranks,
 )
+from gravac.checkpoint.ranks import Ranks
 from gravac.exchange.executor import Number
 from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.probe import ProbeLoss
+from gravac.modes.replicas import ReplicaGroup, ReplicaGuard
 from gravac.modes.source import Source
 from gravac.modes.switch import Switch
 from gravac.opening import RunOpening
-from gravac.sources.ddp import DDPAdapter, refuse_momentum, refuse_unfit_ddp
-from gravac.sources.ddp_private import Reducer, check_outer_steps_possible, register_hook, scale_of
+from gravac.sources.ddp import DDPAdapter, canonical_name, refuse_momentum, refuse_unfit_ddp
+from gravac.sources.ddp_private import (
+    Reducer,
+    averaged_parameters,
+    check_outer_steps_possible,
+    is_in_join,
+    register_hook,
+    scale_of,
+    shards_of_tensor_parallelism,
+)
 from gravac.sources.ddp_steering import SteeredDDP
-from gravac.sources.local_model import innermost
-from gravac.sources.module import ModuleSource
-from gravac.sources.module_steering import SteeredModule
-from gravac.sources.weights import broadcast_weights
+from gravac.sources.local_model import innermost, with_inner_optimizers
 
 if TYPE_CHECKING:
     from gravac.sources.fsdp2_source import FSDP2Source
@@ -44,8 +52,8 @@ Hook = Callable[[object, GradBucket], "torch.futures.Future[torch.Tensor]"]
 class ModelConnection:
     """Connects the engine, which averages gradients, to a model, and disconnects the engine from the model.
 
-    A source passes the model's gradients to the engine: ``adapter`` for a model in DDP, a ``ModuleSource`` for a module
-    without a wrapper, a ``FSDP2Source`` for a model in shards.
+    A source passes the model's gradients to the engine: ``adapter`` for a model in DDP, a ``FSDP2Source`` for a model
+    in shards.
 
     Args:
         opening: object that compares the ranks' settings and creates the executor; has the run's settings and engine.
@@ -66,7 +74,8 @@ class ModelConnection:
         self.adapter = DDPAdapter(self._engine)
         self.switch: Switch | None = None
         self.is_attached = False
-        self._source_without_ddp: ModuleSource | FSDP2Source | None = None  # used instead of ``adapter``
+        self._sharded_source: FSDP2Source | None = None  # used instead of ``adapter``
+        self._guard_handles: list[Any] = []  # of the hooks by which a guard of replicas sees steps without a switch
 
     def attach(
         self,
@@ -77,18 +86,15 @@ class ModelConnection:
         """Connect the engine to a model's gradients; arguments and errors as for ``AdaptiveCompressor.attach``.
 
         Args:
-            module: the model.
+            module: the model: a DistributedDataParallel, or in shards.
             optimizers: the model's optimizers.
             scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
         """
-        inner_module = innermost(module) if isinstance(module, torch.nn.Module) else module
         self._admission.native_cfs = ()
-        if isinstance(inner_module, DistributedDataParallel):
-            self._attach_ddp(inner_module, optimizers, scaler)
-        elif isinstance(module, torch.nn.Module) and is_sharded(module):
-            self._attach_sharded(module, optimizers, scaler)
+        if isinstance(module, DistributedDataParallel):
+            self._attach_ddp(module, optimizers, scaler)
         else:
-            self._attach_module(module, optimizers, scaler)
+            self._attach_sharded(module, optimizers, scaler)
 
     def detach(self, ends_outer_steps: bool) -> None:
         """Undo ``attach``; errors as for ``AdaptiveCompressor.detach``. Called when no exchange is in flight.
@@ -99,11 +105,14 @@ class ModelConnection:
         """
         if self.switch is not None and ends_outer_steps:
             self.switch.end_outer_steps()
-        if self._source_without_ddp is not None:
-            self._source_without_ddp.detach()
-            self._source_without_ddp = None
+        if self._sharded_source is not None:
+            self._sharded_source.detach()
+            self._sharded_source = None
         else:
             self.adapter.detach()
+        for handle in self._guard_handles:
+            handle.remove()
+        self._guard_handles.clear()
         if self.switch is not None:
             self.switch.remove_hooks()
             self.switch = None
@@ -111,25 +120,28 @@ class ModelConnection:
 
     def accumulate(self) -> AbstractContextManager[None] | None:
         """Return a context in which backwards accumulate gradients and exchange nothing; ``None`` without a model."""
-        if self._source_without_ddp is not None:
-            return self._source_without_ddp.accumulate()
+        if self._sharded_source is not None:
+            return self._sharded_source.accumulate()
         return None if self.adapter.ddp is None else self.adapter.ddp.no_sync()
 
     def stop_exchange(self) -> None:
-        """Stop gravac's exchange in all later backwards of a model without DDP; no effect on a model in DDP."""
-        if self._source_without_ddp is not None:
-            self._source_without_ddp.stop_exchange()
+        """Stop gravac's exchange in all later backwards of a model in shards; no effect on a model in DDP."""
+        if self._sharded_source is not None:
+            self._sharded_source.stop_exchange()
 
-    def check_loaded(self) -> None:
+    def check_loaded(self, ranks: Ranks | None = None) -> None:
         """Check that a loaded state fits the model; if not, remove the model's parameters from the engine, and raise.
 
         Does nothing if no state was loaded.
+
+        Args:
+            ranks: ranks that must have loaded fitting states, all or none; ``None``: only this rank's state is checked.
 
         Raises:
             SettingsError: the state is of another model.
         """
         try:
-            self._opening.restoring.check_model()
+            self._opening.restoring.check_model(ranks)
         except Exception:
             self.adapter.names.clear()
             self._engine.know({})
@@ -156,35 +168,20 @@ class ModelConnection:
         self._opening.group = group
         self.adapter.bind(ddp)
         self._admission.native_cfs = native_cfs
-        self._prepare(ddp.module, optimizers, scaler, {})
+        self._prepare(ddp.module, optimizers, scaler)
         self.adapter.set_module(ddp, optimizers[0] if optimizers else None)
         self.adapter.loss_scale = self._loss_scale(scaler)
         self.adapter.reason_against_pipelines = reason_against_pipelines(self._policy, self._probe is not None)
+        if self._policy.every != (1, 1):
+            self.adapter.refuse_steps_in_backward()
         register_hook(ddp, self._hook)
+        guard = self._guard(_parameters_of(ddp), optimizers)
         if may_change_mode:
-            switch = self._steer(SteeredDDP(self.adapter, ddp, self._hook), optimizers, scaler)
+            switch = self._steer(SteeredDDP(self.adapter, ddp, self._hook), optimizers, guard, scaler)
             switch.reason_against_pipelines = self.adapter.reason_against_pipelines
         else:
             self.adapter.watch()
-
-    def _attach_module(
-        self,
-        module: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"module: attach needs a torch.nn.Module, got {type(module).__name__}")
-        for optimizer in optimizers:
-            refuse_momentum(self._policy.base, optimizer)
-        source = ModuleSource(self._engine)
-        source.bind(module)
-        self._prepare(module, optimizers, scaler, source.texts_to_compare)
-        broadcast_weights(module, self._opening.group)
-        source.loss_scale = self._loss_scale(scaler)
-        self._steer(SteeredModule(source, module), optimizers, scaler)
-        source.watch(module, optimizers[0] if optimizers else None)
-        self._source_without_ddp = source
+            self._guard_handles = guard.watch(ddp, optimizers, self._last_step_without_switch)
 
     def _attach_sharded(
         self,
@@ -206,21 +203,27 @@ class ModelConnection:
         source = FSDP2Source(self._engine, sharded_model)
         self._opening.group = sharded_model.replicas
         self._opening.agree_group = self._opening.agree_group or sharded_model.all_model_ranks
-        self._prepare(module, optimizers, scaler, {})
+        self._prepare(module, optimizers, scaler)
         self._admission.leaving_bytes //= sharded_model.ranks_of_replica
         sharded_model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
         source.reason_against_pipelines = reason_against_pipelines(self._policy, self._probe is not None)
+        source.refuses_steps_in_backward = self._policy.every != (1, 1)
         source.watch(module, optimizers[0] if optimizers else None)
-        self._steer(SteeredShards(source, module, sharded_model), optimizers, scaler)
-        self._source_without_ddp = source
+
+        def parameters_in_shards() -> Mapping[str, torch.Tensor]:
+            sharded_model.reshard()
+            return sharded_model.parameters
+
+        guard = self._guard(parameters_in_shards, optimizers)
+        self._sharded_source = source
+        self._steer(SteeredShards(source, module, sharded_model), optimizers, guard, scaler)
 
     def _prepare(
         self,
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
-        texts_to_compare: Mapping[str, str],
     ) -> None:
         """Compare settings over the ranks, and create the executor. Called after the engine got the parameters' names.
 
@@ -228,21 +231,25 @@ class ModelConnection:
             module: the model.
             optimizers: the model's optimizers.
             scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
-            texts_to_compare: further texts, by name, that must be equal on all ranks; settings and parameters are
-                always compared.
         """
         inner_module = innermost(module)
+        texts_to_compare = {"grad_scaler": "none" if scaler is None else "enabled"}
         if self._policy.every != (1, 1):
-            check_outer_steps_possible(module, optimizers)
-            texts_to_compare = {**texts_to_compare, **same_on_all_ranks(inner_module, self._policy.outer)}
-        self.check_loaded()
+            check_outer_steps_possible(module, with_inner_optimizers(optimizers))
+            texts_to_compare.update(same_on_all_ranks(inner_module, self._policy.outer))
+        self.check_loaded(self._all_ranks)
         element_count = sum(parameter.numel() for parameter in inner_module.parameters() if parameter.requires_grad)
         moments_per_element = max(map(moments_per_parameter, optimizers), default=0)
         self._admission.leaving_bytes = 4 * element_count * (1 + moments_per_element)
-        self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **texts_to_compare})
+        self._opening.open(texts_to_compare)
         if scaler is not None:
             self._engine.averager.feedback.turn_on_overflow_safety()
         self.is_attached = True
+
+    @property
+    def _all_ranks(self) -> Ranks:
+        """The ranks that make the same decisions, once their group is known."""
+        return Ranks(self._opening.agree_group or self._opening.group)
 
     def _exclude_native(self) -> None:
         """Admit no more candidates of native steps, in which DDP averages without gravac's hook."""
@@ -252,10 +259,28 @@ class ModelConnection:
         """Return a function without arguments that returns the scaler's present scale; ``None`` without a scaler."""
         return None if scaler is None else scale_of(scaler, as_tensor=not self._engine.schedule.host_looks)
 
+    def _guard(
+        self, parameters: Callable[[], Mapping[str, torch.Tensor]], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> ReplicaGuard:
+        """Create the object that checks that ranks hold the same weights.
+
+        Args:
+            parameters: function that returns the parameters that ranks hold alike, by name.
+            optimizers: the model's optimizers.
+        """
+        replica_group = ReplicaGroup.of(self._opening.group, self._opening.agree_group)
+        return ReplicaGuard(self._engine, parameters, optimizers, replica_group, checks_every_step())
+
+    def _last_step_without_switch(self) -> Any:
+        """Return the future that ``Engine.begin`` returned for the last hook step; ``None`` before the first."""
+        ddp = self.adapter.ddp
+        return None if ddp is None or is_in_join(ddp) else self.adapter.decided_candidate
+
     def _steer(
         self,
         source: Source,
         optimizers: Sequence[torch.optim.Optimizer],
+        guard: ReplicaGuard,
         scaler: torch.amp.GradScaler | None,
     ) -> Switch:
         """Create and return the switch, which runs each step in the mode that the controller decided.
@@ -263,10 +288,31 @@ class ModelConnection:
         Args:
             source: source of the model's gradients, which can change between modes.
             optimizers: the model's optimizers.
+            guard: object that checks that ranks hold the same weights.
             scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
         """
-        self.switch = Switch(self._engine, source, self._policy, optimizers, scaler, self._probe)
+        self.switch = Switch(self._engine, source, self._policy, optimizers, guard, scaler, self._probe)
         self.switch.exclude_native = self._exclude_native
-        self._opening.restoring.restore_outer(self.switch)
+        try:
+            self._opening.restoring.restore_outer(self.switch, self._all_ranks)
+        except Exception:  # raised on all ranks, which may train on without gravac
+            self.detach(ends_outer_steps=False)
+            raise
         self.switch.register_hooks()
         return self.switch
+
+
+def _parameters_of(ddp: DistributedDataParallel) -> Callable[[], Mapping[str, torch.Tensor]]:
+    """Return a function that returns the parameters that DDP does not ignore, by name, also its shards.
+
+    Args:
+        ddp: the module, before its first forward, which takes shards of tensor parallelism out of the module.
+    """
+    ddp_ref, shards = weakref.ref(ddp), shards_of_tensor_parallelism(ddp)
+
+    def parameters() -> Mapping[str, torch.Tensor]:
+        present_ddp = ddp_ref()
+        present_parameters = {} if present_ddp is None else averaged_parameters(present_ddp)
+        return {canonical_name(name): parameter for name, parameter in {**present_parameters, **shards}.items()}
+
+    return parameters

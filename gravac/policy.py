@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
@@ -19,8 +20,10 @@ from gravac import beliefs, version
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT_FORMATS
-from gravac.controllers import CONTROLLERS, Goodput
-from gravac.settings import Settings, SettingsError, is_number
+from gravac.compressors.ladder import Ladder
+from gravac.controllers import CONTROLLERS, Goodput, GraVAC
+from gravac.controllers.base import has_flag
+from gravac.settings import Settings, SettingsError, is_number, short_repr
 from gravac.texts import text_of, texts_of
 
 SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "probe", "executor", "history")
@@ -98,7 +101,11 @@ class Policy(Settings):
     Attributes:
         base: the compressor, or its name; default: ``ladder``.
         cf_range: lowest and highest compression factor, each 1 or more; default: (2, 1000).
-        controller: the controller, or its name; default: ``Goodput()``.
+        every: lowest and highest number of steps from one exchange to the next, each 1 or more; default: (1, 1). A
+            single number stands for both.
+        controller: the controller, or its name; ``None``, the default: ``GraVAC()`` if ``base`` is a compressor whose
+            gain is a share of the gradient's energy; ``Goodput()`` for the ladder, for other compressors, and if
+            ``every`` is a range.
         error_feedback: fraction of the unsent part of a gradient that is added to the next gradient, in [0, 1];
             ``None``, the default: the compressor's own.
         dense: number format of tensors that are sent dense; default: ``"float32"``.
@@ -110,11 +117,10 @@ class Policy(Settings):
             default: only for float16 gradients and with a GradScaler.
         dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024.
         seed: seed of compressors that draw random numbers; default: 0.
-        every: lowest and highest number of steps from one exchange to the next, each 1 or more; default: (1, 1). A
-            single number stands for both.
         native: whether the controller may choose native steps, in which DDP averages by itself; default: True.
         least_efficiency: lowest statistical efficiency (progress / progress with dense gradient averaging) of a
-            compressed or outer step, in (0, 1]; ``None``, the default: any efficiency.
+            compressed or outer step, in (0, 1]; ``None``, the default: 0.45 for the default ladder's methods in hook
+            steps under ``Goodput``, otherwise any efficiency.
         outer: settings of outer steps; default: ``OuterSettings()``.
 
     Raises:
@@ -124,7 +130,8 @@ class Policy(Settings):
 
     base: SerializeAsAny[Compressor] = ladder
     cf_range: tuple[float, float] = (2.0, 1000.0)
-    controller: Any = Goodput()
+    every: tuple[int, int] = (1, 1)
+    controller: Any = Field(default=None, validate_default=True)
     error_feedback: float | None = Field(default=None, ge=0, le=1)
     dense: Dense = dense
     sixteen_bit: bool = True
@@ -133,7 +140,6 @@ class Policy(Settings):
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
     seed: int = 0
-    every: tuple[int, int] = (1, 1)
     native: bool = True
     least_efficiency: float | None = Field(default=None, gt=0, le=1)
     outer: OuterSettings = Field(default_factory=lambda: OuterSettings())
@@ -145,7 +151,10 @@ class Policy(Settings):
 
     @field_validator("controller", mode="before")
     @classmethod
-    def _parse_controller(cls, setting: Any) -> Any:
+    def _parse_controller(cls, setting: Any, info: ValidationInfo) -> Any:
+        if setting is None:
+            base, every = info.data.get("base", ladder), info.data.get("every", (1, 1))
+            return Goodput() if reason_for_goodput(base, every) else GraVAC()
         return _resolve(setting, CONTROLLERS, lambda controller: hasattr(controller, "observe"), "controller")
 
     @field_validator("dense", mode="before")
@@ -182,7 +191,8 @@ class Policy(Settings):
         try:
             lowest_every, highest_every = bounds
             is_valid = (
-                all(type(bound) is int and bound >= 1 for bound in (lowest_every, highest_every))
+                not isinstance(bounds, (set, frozenset))  # which have no order
+                and all(type(bound) is int and bound >= 1 for bound in (lowest_every, highest_every))
                 and lowest_every <= highest_every
             )
         except (TypeError, ValueError):
@@ -200,6 +210,17 @@ class Policy(Settings):
         if error_feedback and isinstance(base, Compressor) and not base.contractive:
             raise ValueError(f"{base.name} is not contractive, so residuals would only grow; use error_feedback=0")
         return error_feedback
+
+    @model_validator(mode="after")
+    def _check_controller_chooses_every(self) -> Policy:
+        low, high = self.every
+        if low < high and not has_flag(self.controller, "chooses_every"):
+            raise SettingsError(
+                f"every: ({low}, {high}) needs a controller that chooses the number of steps, but controller "
+                f"{self.controller.name!r} chooses the compression factor only; give one number, such as every=10, or "
+                "controller='goodput'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_every_leaves_choice(self) -> Policy:
@@ -233,6 +254,23 @@ class Policy(Settings):
                 f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); use cf_range=(1, 2) or another compressor"
             )
         return self
+
+    @property
+    def controller_note(self) -> str:
+        """Text that names the controller, says why it was chosen, and how to get another, for the run's log."""
+        name, reason = self.controller.name, reason_for_goodput(self.base, self.every)
+        if name == "gravac":
+            return (
+                f"controller 'gravac' compares CFs of {self.base.name} by compression throughput (samples per second "
+                "times gain); controller='goodput' compares progress per second, as expected from other programs"
+            )
+        if name == "goodput":
+            return (
+                "controller 'goodput' compares progress per second, as expected from other programs"
+                + (f", since {reason}" if reason else "")
+                + "; for GraVAC, name one compressor, such as topk, and give one number for every"
+            )
+        return f"controller {name!r} runs, as set; without the argument controller, one that fits the compressor runs"
 
     @property
     def dense_format(self) -> Dense:
@@ -315,7 +353,8 @@ class RunSettings(Settings):
     @field_validator("log_dir", mode="before")
     @classmethod
     def _check_folder_name(cls, folder: Any) -> Any:
-        if folder == "" or "\0" in str(folder):
+        is_path = folder is None or isinstance(folder, (str, os.PathLike))
+        if not is_path or folder == "" or "\0" in str(folder):
             raise ValueError(
                 "give a folder, such as 'runs/first', '.' for the current folder, or None to write nothing"
             )
@@ -333,12 +372,17 @@ class RunSettings(Settings):
         if not info.data.get("probe"):
             return policy
         with_probe = getattr(policy.controller, "with_probe", None)
-        if with_probe is None:
+        return policy if with_probe is None else policy(controller=with_probe(info.data.get("total_steps")))
+
+    @model_validator(mode="after")
+    def _check_probe(self) -> RunSettings:
+        controller = self.policy.controller
+        if self.probe and not hasattr(controller, "with_probe"):
             raise ValueError(
-                f"probe: controller {policy.controller.name!r} does not use the progress that a probe measures; leave "
-                "probe out, or use controller='goodput'"
+                f"probe: controller {controller.name!r} does not use the progress that a probe measures; leave probe "
+                "out, or use controller='goodput'"
             )
-        return policy(controller=with_probe(info.data.get("total_steps")))
+        return self
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return the settings by dotted name, as numbers, texts and bools, for the log's ``RunRecord``."""
@@ -357,6 +401,22 @@ class RunSettings(Settings):
         policy_texts = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
         run_texts = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
         return {**versions, **policy_texts, **run_texts}
+
+
+def reason_for_goodput(base: Compressor, every: tuple[int, int]) -> str:
+    """Return why a run has the controller ``Goodput`` if the user names no controller; empty: it has ``GraVAC``.
+
+    Args:
+        base: compressor of the run.
+        every: lowest and highest number of steps from one exchange to the next.
+    """
+    if isinstance(base, Ladder) or not base.compresses:
+        return "no single compressor was named"
+    if every[0] < every[1]:
+        return f"GraVAC does not choose how often ranks exchange, and every is {every}"
+    if not (base.contractive or base.owns_momentum):
+        return f"the gain of {base.name} is no share of the gradient's energy, by which GraVAC would never leave dense"
+    return ""
 
 
 def load_policy(source: str | Path) -> Policy:
@@ -413,6 +473,11 @@ def find_policy(source: str | Path) -> Path:
     Raises:
         SettingsError: the policy, or the file, does not exist.
     """
+    if not isinstance(source, (str, Path)):
+        raise SettingsError(
+            f"policy: give the name of a policy, such as 'gravac', the path of a TOML file, or a Policy (got "
+            f"{short_repr(source)})"
+        )
     path = Path(source)
     try:
         is_file = path.is_file()
@@ -482,22 +547,22 @@ def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
     """Return the controller for the arguments ``controller``, ``window``, ``epsilon``, ... of ``AdaptiveCompressor``.
 
     Args:
-        controller: controller or its name; ``None``: ``"goodput"``, but ``"gravac"`` if a setting is given.
+        controller: controller or its name; ``None``: the policy's default, but ``"gravac"`` if a setting is given.
         settings: settings of ``"gravac"`` by name; ``None`` means that a setting is not given.
 
     Returns:
-        A ``GraVAC`` with the settings if any is given; otherwise ``controller``, or ``"goodput"`` for ``None``.
+        A ``GraVAC`` with the settings if any is given; otherwise ``controller``.
 
     Raises:
         SettingsError: settings are given together with another controller than ``"gravac"``.
     """
     settings = {name: setting for name, setting in settings.items() if setting is not None}
     if not settings:
-        return "goodput" if controller is None else controller
+        return controller
     if controller not in (None, "gravac"):
         raise SettingsError(
             f"{next(iter(settings))}: AdaptiveCompressor takes this setting only for the controller 'gravac', not for "
-            f"{controller if isinstance(controller, str) else controller.name!r}; leave controller out, or give the "
+            f"{getattr(controller, 'name', controller)!r}; leave controller out, or give the "
             f"setting to the controller itself, such as GraVAC({next(iter(settings))}=...)"
         )
     return CONTROLLERS["gravac"](**settings)

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_origin
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -100,20 +102,36 @@ def explain(error: ValidationError, settings_class: type[BaseModel]) -> str:
         bytes: unknown setting (value 4); known settings: elements
     """
     lines = []
-    for fault in error.errors(include_url=False):
-        field = ".".join(map(str, fault["loc"])) or settings_class.__name__
-        if fault["type"] == "extra_forbidden":
+    for path, faults in itertools.groupby(
+        error.errors(include_url=False), lambda fault: _path_of(fault["loc"], settings_class)
+    ):
+        field, (fault, *other_faults) = ".".join(map(str, path)), faults
+        messages = [each["msg"].removeprefix("Value error, ") for each in (fault, *other_faults)]
+        if not field:  # settings that contradict each other: the message names them
+            lines += messages
+        elif isinstance(fault.get("ctx", {}).get("error"), SettingsError):  # the message has the value
+            lines.append(f"{field}: {messages[0]}")
+        elif fault["type"] == "missing":
+            lines.append(f"{field}: is missing; give {settings_class.__name__}({field}=...)")
+        elif fault["type"] == "extra_forbidden":
             known_names = ", ".join(sorted(settings_class.model_fields))
             lines.append(
                 f"{field}: unknown setting (value {short_repr(fault['input'])}); known settings: {known_names}"
             )
         else:
-            message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{field}: {message} (got {short_repr(fault['input'])})")
+            lines.append(f"{field}: {', or '.join(messages)} (got {short_repr(fault['input'])})")
     return "; ".join(lines)
 
 
-def short_repr(x: object, limit: int = 300) -> str:
+def _path_of(location: tuple[int | str, ...], settings_class: type[BaseModel]) -> tuple[int | str, ...]:
+    """Return a field's name, and the key or indices in it, without the names of a union's types."""
+    field = settings_class.model_fields.get(str(location[0])) if location else None
+    has_keys = field is not None and get_origin(field.annotation) in (dict, Mapping)
+    named, rest = location[: 1 + has_keys], location[1 + has_keys :]
+    return (*named, *itertools.takewhile(lambda step: isinstance(step, int), rest))
+
+
+def short_repr(x: object, limit: int = 100) -> str:
     """Return the ``repr`` of an object for a message, cut after ``limit`` characters."""
     try:
         text = repr(x)

@@ -117,3 +117,23 @@ def test_the_policy_of_dgc_rises_as_published() -> None:
         256,
         1000,
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "every = [1, 10]\n[controller]\nname = 'static'\ncf = 8\n",
+        "every = [1, 10]\ncontroller = 'accordion'\n",
+        "least_efficiency = 0.5\nevery = [2, 4]\n",
+        "[base]\nname = 'ladder'\nmembers = [{name = 'signsgd'}]\n",
+    ],
+)
+def test_the_command_refuses_what_from_policy_refuses(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError) as refused:
+        AdaptiveCompressor.from_policy(path)
+    assert run(str(path)) == 2
+    assert str(refused.value) in capsys.readouterr().err

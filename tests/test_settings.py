@@ -46,7 +46,7 @@ from gravac.settings import Settings, is_number
         ({"cf_range": (2, 10**400)}, "cf_range: bounds must be finite"),
         ({"cf_range": (10, float("inf"))}, "cf_range: bounds must be finite"),
         ({"cf_range": (float("nan"), 10)}, "cf_range: bounds must be finite"),
-        ({"base": "topq"}, "base: there is no compressor 'topq'; use one of artopk, dense, dgc, hard_threshold, "),
+        ({"base": "topq"}, "base: there is no compressor 'topq'; use one of artopk, dense, dgc, intsgd, "),
         ({"base": 3}, "base: give a compressor"),
         ({"base": gravac.TopK}, "base: give a compressor"),
         ({"controller": "pid"}, "controller: there is no controller 'pid'"),
@@ -77,6 +77,7 @@ from gravac.settings import Settings, is_number
         ({"history": 0}, "history: .*greater than or equal to 1.*got 0"),
         ({"sinks": print}, "sinks: give a sequence of functions of a record .got <built-in function print>"),
         ({"sinks": [3]}, r"sinks: give a sequence of functions of a record .got \[3\]"),
+        ({"process_group": "x"}, "process_group: give a group of torch.distributed.new_group .* .got 'x'"),
         ({"steps_per_epoch": 1.5}, "steps_per_epoch: .*got 1.5"),
         ({"pace": -1}, "pace: .*got -1"),
         ({"base": dense}, "cf_range: dense in float32 reaches only CF 1"),
@@ -250,3 +251,45 @@ def test_a_policy_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
 
 def refused(*_: Any, **__: Any) -> str:
     raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"gravac", []], ids=repr)
+@pytest.mark.parametrize("make", [AdaptiveCompressor.from_policy, load_policy, AdaptiveCompressor.from_settings])
+def test_what_is_no_policy_and_no_settings_is_refused_by_name(make: Any, wrong: object) -> None:
+    with pytest.raises(SettingsError, match=r"(policy|settings): give .*\(got "):
+        make(wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"least_efficiency": 0.9, "controller": Static(cf=8)}, "least_efficiency: static runs its candidates at any"),
+        ({"least_efficiency": 0.9, "every": (5, 10)}, "least_efficiency: every=5 leaves no candidate"),
+        ({"base": "quantize", "cf_range": (50, 100)}, "cf_range: gravac finds no candidate of quantize"),
+        ({"base": "dense", "cf_range": (10, 100)}, "cf_range: dense in float32 reaches only CF 1"),
+        ({"controller": Static(cf=8), "every": (1, 10)}, "every: (1, 10) needs a controller that chooses"),
+        ({"controller": Static(cf=8), "probe": lambda: 1.0}, "probe: controller 'static' does not use"),
+        ({"controller": 5, "window": 5}, "window: AdaptiveCompressor takes this setting only for the controller"),
+        ({"controller": {"name": "static"}}, "controller: cf: is missing; give Static(cf=...)"),
+        ({"base": {"name": "topk", "values": "x"}}, "base: values: Input should be"),
+        ({"base": {"name": "ladder", "members": ["topk"]}}, "base: members: give compressors as objects"),
+        ({"outer": {"delay": -1}}, "outer: delay: Input should be"),
+        ({"every": {1, 2}}, "every: give a number of steps"),
+        ({"log_dir": 5}, "log_dir: give a folder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_that_contradict_each_other_or_are_nested_are_told_in_a_short_sentence(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        AdaptiveCompressor(**settings)
+    message = str(refused.value)
+    assert message.startswith(said)
+    assert message.count("(got") <= 1 and "members=(" not in message and len(message) < 250, message
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(SettingsError) as refused:
+        AdaptiveCompressor(history="x" * 10_000)
+    assert len(str(refused.value)) < 250

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.batch import MAX_JOINED_ELEMENTS, Batch, goes_alone, merge_batches
+from gravac.averaging.batch import MAX_JOINED_ELEMENTS, Batch, merge_batches
 from gravac.averaging.diagnostics import Diagnostics, evaluate_shadow_cfs
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import fold_in
@@ -24,7 +24,7 @@ from gravac.averaging.norms import all_elements_finite, unsent_energy
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.residuals import replace_entries, subtract_sent
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
+from gravac.compressors.base import Compressor, Context, Reduced, energy
 from gravac.compressors.dense import Dense, divide, divides_first
 from gravac.compressors.squares import all_finite
 from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both_true
@@ -205,7 +205,7 @@ class Averager:
         """Set what depends on the executor: how to check whether gradients are finite, and how to batch tensors.
 
         If the host must not read tensors, as on a GPU, kernel launches cost most. Tensors of any size are then
-        compressed in batches, and compressors that can add residuals to gradients do so in their own kernels.
+        compressed in batches.
 
         Args:
             judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
@@ -218,7 +218,6 @@ class Averager:
         self._judge = judge
         self._finite_in_all_shards: Callable[[Verdict], Verdict] = finite_in_all_shards
         self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
-        self._compressors_add_residuals = not host_looks
         self.feedback.adapt_to_executor(judge, host_looks)
 
     @property
@@ -313,20 +312,15 @@ class Averager:
         4. Store residuals, and overwrite gradients with their means.
         """
         batches = merge_batches([self._batch(piece, plan) for piece in pieces])
-        # errors at shadow CFs are computed from the sums of gradients and residuals, so these must exist beforehand
-        compressors_add_residuals = self._compressors_add_residuals and not plan.shadow_cfs
-        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, compressors_add_residuals)
-        generators = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
-        folds = [batch.fold for batch in batches if batch.fold is not None]
-        outcome = yield from fuse(generators, finite, self._judge, folds)
+        finite = fold_in(batches, self.feedback, self._judge, inputs_finite)
+        generators = [batch.rounds(self._context_of_batch(batch, plan)) for batch in batches]
+        outcome = yield from fuse(generators, finite, self._judge)
         verdict, checks_group_means = (
             False if outcome is None else outcome.finite,
             self.feedback.commit_policy.checks_group_means,
         )
         if outcome is not None:
-            for batch in batches:
-                batch.unfold()
-            self._count_energies(batches, outcome.reduced, outcome.finite)
+            self._count_energies(batches, outcome.reduced)
         if checks_group_means:  # a sum may overflow, so the means are checked before residuals are stored
             if outcome is not None:
                 for batch, reduced in zip(batches, outcome.reduced, strict=True):
@@ -352,36 +346,26 @@ class Averager:
         """
         compressible = piece.flat.numel() > 0 and self._may_compress(piece)
         choice, elements = plan.of(piece.name, compressible), piece.flat.numel()
-        common_key = (choice.compresses, choice.cf, piece.flat.dtype)
         is_separate = choice.strength > 0 or (compressible and plan.shadow_cfs) or elements > self._max_joined_elements
         if choice.profile.pad_multiple and not is_separate:
-            return Batch([piece], choice, (*common_key, None), choice.profile.pad_multiple)
-        if not goes_alone(piece.flat):
-            batch_key = choice.compressor.batch_key(choice.cf, self._context(piece, plan, choice.strength))
-            if batch_key is not None:
-                return Batch([piece], choice, (*common_key, (elements, batch_key)))
+            merge_key = (choice.compresses, choice.cf, piece.flat.dtype)
+            return Batch([piece], choice, merge_key, choice.profile.pad_multiple)
         return Batch([piece], choice, piece.name)
 
-    def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
-        """Return the ``Context`` of each tensor of a batch, for the compressor; a single one if tensors are joined.
+    def _context_of_batch(self, batch: Batch, plan: Plan) -> Context:
+        """Return the ``Context`` of a batch, for the compressor.
 
-        Also compute the compression errors at the CFs in ``plan.shadow_cfs``, which need the contexts.
+        Also compute the compression errors at the CFs in ``plan.shadow_cfs``, which need the context.
         """
-        strength, fold = batch.choice.strength, batch.fold
-        if len(batch.pieces) > 1 and not batch.is_matrix:
-            return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]
-        contexts = [self._context(piece, plan, strength, fold) for piece in batch.pieces]
-        if plan.shadow_cfs:
-            x_of_pieces = batch.x.view(len(contexts), -1).unbind() if batch.is_matrix else [batch.x]
-            for piece, x, context in zip(batch.pieces, x_of_pieces, contexts, strict=True):
-                self._evaluate_shadow_cfs(piece, x, plan, context)
-        return contexts
+        piece = batch.pieces[0]
+        if len(batch.pieces) > 1:
+            return self._context(piece, plan, batch.choice.strength, (batch.x.numel(),))
+        context = self._context(piece, plan, batch.choice.strength)
+        self._evaluate_shadow_cfs(piece, batch.x, plan, context)
+        return context
 
-    def _count_energies(self, batches: Sequence[Batch], reduced_batches: Sequence[Reduced], finite: Verdict) -> None:
-        """Add the energies (squared norms), squared errors and sent elements of batches to the step's measurement.
-
-        Energies and errors count as 0 if some gradient was not finite and a compressor added the residuals itself.
-        """
+    def _count_energies(self, batches: Sequence[Batch], reduced_batches: Sequence[Reduced]) -> None:
+        """Add the energies (squared norms), squared errors and sent elements of batches to the step's measurement."""
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
         for batch, reduced in zip(batches, reduced_batches, strict=True):
@@ -395,19 +379,14 @@ class Averager:
                 elements = sum(piece.flat.numel() for piece in batch.pieces)
                 self.measurement.compressed += elements
                 self.measurement.sent += elements / reduced.cf
-        compressors_added_residuals = any(batch.fold is not None for batch in batches)
-        not_finite = ~finite if compressors_added_residuals and isinstance(finite, torch.Tensor) else None
-        for batch_sums, group_sums in ((energies, self.measurement.energies), (errors, self.measurement.errors)):
-            total = summed(batch_sums)
-            if not_finite is not None and isinstance(total, torch.Tensor):
-                total = total.masked_fill(not_finite, 0.0)
-            group_sums.append(total)
+        self.measurement.energies.append(summed(energies))
+        self.measurement.errors.append(summed(errors))
 
     def _store_residuals(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
         """Set the residuals of a batch's tensors to what was not sent, if ``finite``; overwrites ``batch.x``."""
-        draw_keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
-        new_residuals = subtract_sent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
-        self.feedback.store_unsent(batch.names, new_residuals, finite, draw_keys)
+        draw_key = f"{self.seed}\0residual\0{batch.names[0]}\0{step}\0{self.rank}"
+        new_residual = subtract_sent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
+        self.feedback.store_unsent(batch.names, new_residual, finite, draw_key)
 
     # dense: as plain DDP does, without a copy if the tensors are contiguous in one buffer and have no residuals
 
@@ -482,7 +461,6 @@ class Averager:
         piece: Piece,
         plan: Plan,
         strength: float,
-        fold: Fold | None = None,
         joined_shape: tuple[int, ...] | None = None,
     ) -> Context:
         """Return the facts about a tensor that its compressor gets, as a ``Context``.
@@ -491,7 +469,6 @@ class Averager:
             piece: the tensor; if several tensors are joined, the first of them.
             plan: plan of the step.
             strength: fraction of the unsent rest that becomes the residual, 0 to 1.
-            fold: residual that the compressor adds itself; ``None``: it adds none.
             joined_shape: shape of the long tensor that several tensors are joined to; ``None``: the tensor's own shape.
         """
         return Context(
@@ -504,7 +481,6 @@ class Averager:
             dtype=piece.flat.dtype,
             state=self.memory.of(piece.name) if joined_shape is None else {},
             error_feedback=strength,
-            fold=fold,
         )
 
     def _evaluate_shadow_cfs(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:

@@ -7,9 +7,9 @@ For the many small tensors of a transformer, the calls take longer than the enco
 costs more than the computation for one tensor.
 
 Which tensors form a batch depends on numbers that all ranks know, and changes only the rounding of the result. A batch
-is one long tensor (``Profile.pad_multiple`` says whether this is allowed, and how tensors are padded). On a GPU a batch
-may also be a matrix whose rows are tensors of equal length (``Compressor.batch_key``). A batch has no state: residuals
-are kept by the tensors' names. ``gravac.engine.coalescing`` limits the size of batches when it forms groups.
+is one long tensor (``Profile.pad_multiple`` says whether this is allowed, and how tensors are padded). A batch has no
+state: residuals are kept by the tensors' names. ``gravac.engine.coalescing`` limits the size of batches when it forms
+groups.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -18,19 +18,14 @@ from dataclasses import dataclass, field
 import torch
 
 from gravac.averaging.plan import Choice, Piece
-from gravac.compressors.base import Context, Fold, Rounds
-from gravac.compressors.sparse import Addend, try_overwrite
+from gravac.compressors.base import Context, Rounds
+from gravac.compressors.sparse import Addend
 
 MAX_JOINED_ELEMENTS = 1 << 17
 """Largest number of elements of a tensor that is joined with other tensors on a CPU.
 
 A larger tensor gets a call of its own, since copying the tensor would take longer than the call.
 """
-
-
-def goes_alone(x: torch.Tensor) -> bool:
-    """True if a tensor, of any shape, must not become a row of a matrix of tensors, because it is on a CPU."""
-    return x.is_cpu
 
 
 @dataclass(slots=True, eq=False)
@@ -42,14 +37,10 @@ class Batch:
         choice: compressor of the tensors, and its settings.
         merge_key: batches whose keys are equal may be merged; a tensor has the same key on all ranks.
         pad_multiple: if several tensors are joined to one long tensor, each is padded with zeros to a multiple of this
-            number of elements. 0: several tensors are not joined, but become the rows of a matrix.
-        is_matrix: True if the batch has several tensors, as the rows of a matrix.
+            number of elements; 0: the batch has a single tensor.
         x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, float32 (float64 for float64
-            gradients); set by ``folding.fold_in``. If the compressor itself adds residuals, x has the gradients alone
-            until ``unfold`` is called. If ``is_matrix`` is also True, x is memory that the compressor overwrites with
-            the sums.
+            gradients); set by ``folding.fold_in``.
         energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
-        fold: residuals that the compressor itself adds to the gradients; ``None``: x already contains the residuals.
         changes_residuals: whether the tensors' residuals may change in this step.
     """
 
@@ -57,10 +48,8 @@ class Batch:
     choice: Choice
     merge_key: Hashable = None
     pad_multiple: int = 0
-    is_matrix: bool = field(default=False, init=False)
     x: torch.Tensor = field(init=False)
     energy: torch.Tensor | None = field(default=None, init=False)
-    fold: Fold | None = field(default=None, init=False)
     changes_residuals: bool = field(default=False, init=False)
 
     @property
@@ -77,7 +66,7 @@ class Batch:
     def lengths(self) -> list[int]:
         """Number of elements of each tensor in x, padding included."""
         unpadded_lengths = [piece.flat.numel() for piece in self.pieces]
-        if len(unpadded_lengths) == 1 or not self.pad_multiple:
+        if len(unpadded_lengths) == 1:
             return unpadded_lengths
         return [-(-unpadded_length // self.pad_multiple) * self.pad_multiple for unpadded_length in unpadded_lengths]
 
@@ -92,26 +81,13 @@ class Batch:
             padded_parts += [tensor] if zeros is None or not padding_length else [tensor, zeros[:padding_length]]
         return torch.cat(padded_parts)
 
-    def rounds(self, contexts: Sequence[Context]) -> Rounds:
+    def rounds(self, context: Context) -> Rounds:
         """Return the compressor's generator, which yields the collectives that average x over the ranks.
 
         Args:
-            contexts: facts about the tensors, for the compressor: one context for each row if ``is_matrix`` is True,
-                otherwise a single one.
+            context: facts about the tensor, for the compressor.
         """
-        compressor, cf = self.choice.compressor, self.choice.cf
-        if self.is_matrix:
-            return compressor.rounds_together(self.x.view(len(contexts), -1), cf, contexts)
-        return compressor.rounds(self.x, cf, contexts[0])
-
-    def unfold(self) -> None:
-        """If the compressor added the residuals, store its sums of gradients and residuals in x, and their energy.
-
-        Called when all collectives of the batch have ended.
-        """
-        if self.fold is not None:
-            self.energy = self.fold.energy
-            self.x = self.x if self.fold.unsent is None else self.fold.unsent
+        return self.choice.compressor.rounds(self.x, self.choice.cf, context)
 
     def write(self, mean: torch.Tensor | Addend, scratch: torch.Tensor) -> None:
         """Overwrite the batch's gradients with their means over the ranks.
@@ -126,9 +102,7 @@ class Batch:
             _overwrite(flats[0], mean)
             return
         if not isinstance(mean, torch.Tensor):
-            if self.is_matrix and try_overwrite(mean, *flats):
-                return
-            mean = scratch if try_overwrite(mean, scratch) else mean.add_to(scratch.zero_())
+            mean = mean.add_to(scratch.zero_())
         means = torch.split(mean, self.lengths)
         torch._foreach_copy_(
             flats, [padded_mean[: flat.numel()] for padded_mean, flat in zip(means, flats, strict=True)]
@@ -147,7 +121,6 @@ def merge_batches(batches: Iterable[Batch]) -> list[Batch]:
         first_batch = batch_by_key.setdefault(batch.merge_key, batch)
         if first_batch is not batch:
             first_batch.pieces += batch.pieces
-            first_batch.is_matrix = not first_batch.pad_multiple
     return list(batch_by_key.values())
 
 
@@ -155,8 +128,6 @@ def _overwrite(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
     """Overwrite a flat gradient, of any dtype, with its mean."""
     if isinstance(mean, torch.Tensor):
         flat.copy_(mean)
-    elif try_overwrite(mean, flat):
-        return
     elif flat.element_size() >= 4:
         mean.add_to(flat.zero_())
     else:

@@ -14,7 +14,6 @@ step, were finite on all ranks. A run has one of three policies.
   memory. At the end of the step they replace the previous ones if every gradient of the step was finite.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -73,31 +72,6 @@ class CommitPolicy:
                 the device reads. If the host knows that a gradient was not finite, it calls ``undo`` instead.
         """
         raise NotImplementedError
-
-    def store_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
-        """Set several parameters' residuals to copies of the rows of a matrix, if ``finite``, by few kernel launches.
-
-        If ``finite`` is a tensor, the host does not read it. The device then computes ``residual * 0 + row`` if the
-        tensor is true, and ``residual * 1 + 0`` if the tensor is false.
-
-        Args:
-            names: the parameters' names.
-            rows: the new residuals, ``[parameters, elements]``; may be overwritten.
-            finite: whether every gradient of the group was finite on every rank: True, or a 0-d bool tensor that only
-                the device reads.
-        """
-        for name, row in zip(names, rows, strict=True):
-            if name not in self.residual:
-                self.residual[name] = torch.zeros_like(row)
-        residuals = [self.residual[name] for name in names]
-        if isinstance(finite, bool):
-            torch._foreach_copy_(residuals, [*rows])
-        else:
-            not_finite = ~finite
-            torch._foreach_mul_(residuals, not_finite.to(rows.dtype))
-            torch._foreach_add_(residuals, [*rows.masked_fill_(not_finite, 0.0)])
-        for name in names:
-            self.store_remaining(name, finite)
 
     def store_remaining(self, name: str, finite: Verdict) -> None:
         """Reduce a residual in ``releasing`` by the part that this step added to the gradient, if ``finite``.
@@ -244,15 +218,6 @@ class AtStepEnd(CommitPolicy):
     def store_residual(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
         """Note ``unsent``, flat or ``None``, as the parameter's new residual, which ``commit`` will store."""
         self.pending_residuals[name] = unsent
-
-    def store_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
-        """Note copies of the rows, ``[parameters, elements]``, as new residuals, which ``commit`` will store."""
-        if rows.dtype == torch.bfloat16:
-            row_copies = [torch.empty_like(row) for row in rows]
-        else:
-            row_copies = [self.buffer(name, row) for name, row in zip(names, rows, strict=True)]
-        torch._foreach_copy_(row_copies, [*rows])
-        self.pending_residuals.update(zip(names, row_copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
         """End a step: if all its gradients were ``finite``, replace the residuals by its new ones; else leave them."""

@@ -167,27 +167,6 @@ class Feedback:
             self._release(name, gradient, x)
         return x
 
-    def fold_rows(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return several gradients of equal length plus their residuals, like ``fold``, by few kernel launches.
-
-        Args:
-            names: the parameters' names.
-            gradients: the parameters' gradients, flat, finite, of one dtype; not changed.
-
-        Returns:
-            The sums, a row for each parameter: ``[parameters, elements]``, float32 (float64 for float64 gradients).
-        """
-        x = gradients[0].new_empty(len(names), gradients[0].numel(), dtype=working(gradients[0].dtype))
-        row_by_name = dict(zip(names, x.unbind(), strict=True))
-        torch._foreach_copy_([*row_by_name.values()], [*gradients])
-        residual_by_name = {name: self.residual[name] for name in names if name in self.residual}
-        if residual_by_name:
-            torch._foreach_add_([row_by_name[name] for name in residual_by_name], [*residual_by_name.values()])
-        for name, gradient in zip(names, gradients, strict=True):
-            if name in self.releasing:
-                self._release(name, gradient, row_by_name[name])
-        return x
-
     def _release(self, name: str, gradient: torch.Tensor, x: torch.Tensor) -> None:
         """Add a part of a parameter's residual in ``releasing`` to x; store the rest in ``_next_releasing``.
 
@@ -214,30 +193,21 @@ class Feedback:
             self._next_releasing[name] = releasing - released_part
 
     def store_unsent(
-        self, names: Sequence[str], unsent: torch.Tensor | None, finite: Verdict = True, keys: Sequence[str] = ()
+        self, names: Sequence[str], unsent: torch.Tensor | None, finite: Verdict = True, key: str = ""
     ) -> None:
-        """Set the residuals of one or more parameters, if ``finite``; otherwise residuals stay as they were.
+        """Set the residual of a parameter, if ``finite``; otherwise the residual stays as it was.
 
         Args:
-            names: the parameters' names.
-            unsent: the new residuals, all of equal length, concatenated in the order of the names, flat. ``None``: the
-                parameters have no residual.
+            names: the parameter's name; several names only if ``unsent`` is ``None``.
+            unsent: the new residual, flat; ``None``: the parameters have no residual.
             finite: whether every gradient of the group was finite on every rank: True, or a 0-d bool tensor that only
                 the device reads.
-            keys: keys of the random numbers (``Draws``) that round each parameter's residual to bfloat16; not used for
-                other dtypes.
+            key: key of the random numbers (``Draws``) that round the residual to bfloat16; not used for other dtypes.
         """
-        if unsent is None:
-            for name in names:
-                self.commit_policy.store_residual(name, None, finite)
-            return
-        new_residuals = unsent.view(len(names), -1) if len(names) > 1 else unsent
-        if self._stored(new_residuals.dtype) == torch.bfloat16:
-            new_residuals = round_to_bfloat16(new_residuals, *map(Draws, keys))
-        if len(names) > 1:
-            self.commit_policy.store_rows(names, new_residuals, finite)
-        else:
-            self.commit_policy.store_residual(names[0], new_residuals, finite)
+        if unsent is not None and self._stored(unsent.dtype) == torch.bfloat16:
+            unsent = round_to_bfloat16(unsent, Draws(key))
+        for name in names:
+            self.commit_policy.store_residual(name, unsent, finite)
 
     # between steps
 

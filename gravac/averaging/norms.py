@@ -14,7 +14,7 @@ def all_elements_finite(flats: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether all numbers of flat tensors, of any dtypes, are finite, as a 0-d bool tensor."""
     flats = [flat for flat in flats if flat.numel()]
     if not flats:
-        return torch.ones((), dtype=torch.bool)
+        return torch.ones((), dtype=torch.bool, device="cpu")
     dtypes = dict.fromkeys(flat.dtype for flat in flats)
     flats_by_dtype = [[flat for flat in flats if flat.dtype == dtype] for dtype in dtypes]
     largest_magnitudes = [

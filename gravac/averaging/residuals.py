@@ -6,18 +6,18 @@ from typing import TypeVar
 
 import torch
 
-from gravac.compressors.draws import Draws, random_bits_by_key
+from gravac.compressors.draws import Draws
 from gravac.compressors.sparse import Addend
 
 StoredT = TypeVar("StoredT")
 
 
-def round_to_bfloat16(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
+def round_to_bfloat16(x: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Round x to bfloat16, up or down at random, so that the expected result is x.
 
     Args:
-        x: numbers to round, float32, finite, contiguous: flat, or a matrix with one row for each of ``draws``.
-        draws: sources of the random numbers that decide between up and down; equal sources round equally.
+        x: numbers to round, float32, finite, flat, contiguous.
+        draws: source of the random numbers that decide between up and down; equal sources round equally.
 
     Returns:
         Rounded numbers, bfloat16, of the same shape. Each error is less than one unit in the last place of bfloat16: at
@@ -25,11 +25,7 @@ def round_to_bfloat16(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
     """
     # a bfloat16 is the upper half of a float32: 16 random bits are added to the lower half, and carry into the upper
     # half with the probability lower half / 2^16
-    if x.dim() == 1:
-        random_bits = draws[0].random_bits(x.numel(), x.device)
-    else:
-        random_bits = random_bits_by_key(draws, x.shape[1], x.device)
-    bits = random_bits.bitwise_and_(0xFFFF).add_(x.view(torch.int32))
+    bits = draws.random_bits(x.numel(), x.device).bitwise_and_(0xFFFF).add_(x.view(torch.int32))
     return bits.bitwise_and_(-0x10000).view(torch.float32).to(torch.bfloat16)
 
 

@@ -265,9 +265,9 @@ class BuffersState(Fields):
     """State of a model's buffers in outer steps, as ``Buffers.state_dict`` returns it.
 
     Attributes:
-        anchors: buffers after the last exchange, the same on all ranks, by name, of any dtype; elements may be
-            infinite.
-        own: this rank's buffers, by name, of any dtype; elements may be infinite.
+        anchors: buffers after the last exchange, the same on all ranks, by name, of any dtype; elements need
+            not be finite.
+        own: this rank's buffers, by name, of any dtype; elements need not be finite.
         keeps: k, in [0, 1): when the rank applies the anchors, its buffers become k * buffers + (1 - k) * anchors.
     """
 
@@ -325,12 +325,17 @@ class GatheredStates(Fields):
 
 
 class Manifest(Fields):
-    """Fields of a checkpoint directory's manifest, the file that names the newest checkpoint's folder."""
+    """Fields of a checkpoint directory's manifest, the file that names the newest checkpoint's folder.
+
+    Attributes:
+        sha256: SHA-256 of each rank's file, in hexadecimal, in the order of the ranks.
+    """
 
     version: int
     world: PositiveCount
     step: Count
     folder: Annotated[str, Field(pattern=r"^gravac-step[0-9]+-[0-9a-f]{8}\z")]
+    sha256: tuple[str, ...]
 
 
 def validate(fields_class: type[FieldsT], state: object, path: str = "") -> FieldsT:
@@ -348,6 +353,8 @@ def validate(fields_class: type[FieldsT], state: object, path: str = "") -> Fiel
         return fields_class.model_validate(as_tuples(state))
     except ValidationError as error:
         raise SettingsError(_explain(error, path)) from None
+    except RecursionError:
+        raise SettingsError(f"{path or 'state'}: is nested too deeply; {STATE_REMEDY}") from None
 
 
 def validate_rank_state(state: Mapping[str, Any]) -> RankState:
@@ -420,6 +427,7 @@ def check_tensors(
     tensors: Mapping[str, torch.Tensor],
     current: Mapping[str, torch.Tensor],
     may_lack_names: bool = False,
+    may_be_infinite: bool = False,
 ) -> None:
     """Check that saved tensors can replace current ones: same names and shapes, and finite if the current ones are.
 
@@ -428,6 +436,7 @@ def check_tensors(
         tensors: the saved tensors, by name.
         current: the tensors that the saved ones will replace, by name.
         may_lack_names: whether ``tensors`` may lack names of ``current``.
+        may_be_infinite: whether saved tensors may have elements that are not finite, as buffers may.
 
     Raises:
         SettingsError: a name, a shape or a kind of number differs; or a saved tensor has elements that are not finite,
@@ -444,7 +453,8 @@ def check_tensors(
         ):
             raise misfit(f"{path}/{name}", f"is {_dtype_name(tensor.dtype)}", f"be {_dtype_name(current_tensor.dtype)}")
         if (
-            tensor.is_floating_point()
+            not may_be_infinite
+            and tensor.is_floating_point()
             and (~tensor.isfinite().to(current_tensor.device) & current_tensor.isfinite()).any()
         ):
             raise misfit(f"{path}/{name}", "has elements that are not finite", "be finite, as it is in this run")

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from gravac.checkpoint.fitting import GatheredStates, validate
-from gravac.checkpoint.ranks import Checkpointed, Ranks
+from gravac.checkpoint.ranks import Checkpointed, Ranks, restore_on_all
 from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
-from gravac.checkpoint.serial import FORMAT, check_format, from_bytes, state_on_host, to_bytes
+from gravac.checkpoint.serial import check_format, from_bytes, state_on_host, to_bytes
 from gravac.settings import SettingsError
+
+FORMAT = 1
+"""Version of the dict that ``gather`` returns, and the only version that ``load_gathered`` reads."""
 
 
 def gather(compressor: Checkpointed) -> dict[str, Any] | None:
@@ -34,28 +37,34 @@ def gather(compressor: Checkpointed) -> dict[str, Any] | None:
 def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
     """Restore a compressor from gathered states. Called on every rank, before the first backward.
 
-    The ranks do not communicate.
+    The states are loaded on all ranks, or on none.
 
     Args:
-        gathered: the dict that ``gather`` returned on rank 0; the same on every rank.
+        gathered: the dict that ``gather`` returned on rank 0; the same on every rank. A rank that could not read the
+            dict gives ``None``, so that all ranks raise the error.
         compressor: the compressor to restore; see ``load``.
         on_resize: what becomes of residuals if another number of ranks loads; see ``load``.
 
     Raises:
         SettingsError: ``gathered`` is not what ``gather`` returns on rank 0; or it is of another version, compressor,
-            controller or model; or a field is missing or wrong; or ``on_resize`` is not known.
-        RuntimeError: the compressor has made steps already.
+            controller or model; or a field is missing or wrong; or ``on_resize`` is not known. Raised on all ranks.
+        RuntimeError: the compressor has made steps already; raised on all ranks.
     """
-    check_on_resize(on_resize)
-    if not isinstance(gathered, Mapping):
-        raise SettingsError(f"gathered: {gathered!r} holds no states; give every rank what gather() returned on rank 0")
-    check_format(gathered, "the dict of gathered states")
     ranks = Ranks(compressor.process_group)
-    world = validate(GatheredStates, dict(gathered), "gathered").world
-    states = gathered["states"]
-    if len(states) != world:
-        raise SettingsError(
-            f"gathered/states: has {len(states)} states, but gathered/world is {world}; give what gather() returned"
-        )
-    state = state_to_load(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__, compressor.shards)
-    compressor.load_state_dict(state)
+
+    def read_state() -> dict[str, Any]:
+        check_on_resize(on_resize)
+        if not isinstance(gathered, Mapping):
+            raise SettingsError(
+                f"gathered: {gathered!r} holds no states; give every rank what gather() returned on rank 0"
+            )
+        check_format(gathered, FORMAT, "the dict of gathered states")
+        world = validate(GatheredStates, dict(gathered), "gathered").world
+        states = gathered["states"]
+        if len(states) != world:
+            raise SettingsError(
+                f"gathered/states: has {len(states)} states, but gathered/world is {world}; give what gather() returned"
+            )
+        return state_to_load(world, ranks.world, ranks.rank, on_resize, states.__getitem__, compressor.shards)
+
+    restore_on_all(ranks, lambda: compressor.restoring(read_state()))

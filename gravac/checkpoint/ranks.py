@@ -9,6 +9,7 @@ order. Messages are JSON or bytes: this file unpickles nothing that another rank
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -51,8 +52,8 @@ class Checkpointed(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Wait until the exchange has ended, and return this rank's state."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a rank's state that ``state_dict`` returned."""
+    def restoring(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Return a context that checks a rank's state on entry, and restores it on exit unless its body raises."""
 
 
 class Ranks:
@@ -83,7 +84,11 @@ class Ranks:
             return [message]
         encoded_message = json.dumps(message).encode()
         length_tensors = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
-        dist.all_gather(length_tensors, torch.tensor([len(encoded_message)], device=self._device), group=self._group)
+        dist.all_gather(
+            length_tensors,
+            torch.tensor([len(encoded_message)], dtype=torch.int64, device=self._device),
+            group=self._group,
+        )
         lengths = [int(length_tensor) for length_tensor in length_tensors]
         padded_messages = [torch.empty(max(lengths), dtype=torch.uint8, device=self._device) for _ in lengths]
         dist.all_gather(padded_messages, self._padded(encoded_message, max(lengths)), group=self._group)
@@ -152,6 +157,46 @@ class Ranks:
     def _padded(self, payload: bytes, length: int) -> torch.Tensor:
         """Return bytes as a uint8 tensor, ``[length]``, on the device of collectives; zeros follow the bytes."""
         return torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(self._device)
+
+
+def restore_on_all(ranks: Ranks, restoring: Callable[[], AbstractContextManager[None]], source: str = "") -> None:
+    """Restore a state on all ranks, or on none. Called on every rank.
+
+    1. Each rank reads and checks its state. 2. The ranks agree that all states fit. 3. Each rank restores its state.
+    No collective runs within a step.
+
+    Args:
+        ranks: the ranks that must restore their states together.
+        restoring: function without arguments that reads this rank's state, and returns a context that checks the state
+            on entry, and restores it on exit unless its body raises.
+        source: path of the file or folder with the state, for messages; empty if there is none.
+
+    Raises:
+        SettingsError: a rank's state cannot be read or does not fit. Raised on all ranks; on none has anything changed.
+        RuntimeError: a rank failed in another way: in the first step, and nothing has changed; or in the last, for
+            example for lack of memory. Raised on all ranks.
+    """
+    with ExitStack() as entered_context:
+
+        def check() -> None:
+            try:
+                entered_context.enter_context(restoring())
+            except SettingsError as failure:
+                if source in str(failure):
+                    raise
+                raise SettingsError(f"{failure}; the state is in {source}") from failure
+
+        def restore() -> None:
+            try:
+                entered_context.close()
+            except Exception as failure:
+                raise RuntimeError(
+                    f"the state could not be restored: {type(failure).__name__}: {failure}; other ranks have restored "
+                    "theirs: end the run, or attach new compressors on all ranks"
+                ) from failure
+
+        ranks.run_on_all(check)
+        ranks.run_on_all(restore)
 
 
 def _bytes_of_tensor(tensor: torch.Tensor) -> bytes:

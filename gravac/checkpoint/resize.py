@@ -150,8 +150,8 @@ def _cut_out_shards(
     """
     tensor_by_name = {}
     for name, own_place in places.items():
-        shard_sum = torch.zeros(own_place.padded_shape)
-        shards_per_element, has_tensor = torch.zeros(own_place.padded_shape), False
+        shard_sum = torch.zeros(own_place.padded_shape, dtype=torch.float32, device="cpu")
+        shards_per_element, has_tensor = torch.zeros_like(shard_sum), False
         for state, tensors in zip(states, tensors_of_states, strict=True):
             saved_place, tensor = state["shards"].get(name), tensors.get(name)
             common_regions = None if saved_place is None else _common_regions(f"shards/{name}", own_place, saved_place)

@@ -11,9 +11,6 @@ import torch
 from gravac.checkpoint.ranks import Checkpointed, Ranks
 from gravac.settings import SettingsError
 
-FORMAT = 1
-"""Version of the formats that hold all ranks' states: a directory with a manifest, and the dict from ``gather``."""
-
 
 def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
     """Return a compressor's state on this rank, as CPU tensors that are not views of larger tensors, and plain values.
@@ -36,20 +33,21 @@ def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
     return on_host
 
 
-def check_format(checkpoint_fields: Mapping[str, Any], what: str) -> None:
+def check_format(checkpoint_fields: Mapping[str, Any], expected_version: int, what: str) -> None:
     """Check that a checkpoint of all ranks has the version of the format that this gravac reads.
 
     Args:
         checkpoint_fields: fields of a directory's manifest, or the dict that ``gather`` returned.
+        expected_version: the version that this gravac reads.
         what: description of ``checkpoint_fields``, for the message.
 
     Raises:
         SettingsError: ``checkpoint_fields`` has another version.
     """
     version = checkpoint_fields.get("version")
-    if type(version) is not int or version != FORMAT:
+    if type(version) is not int or version != expected_version:
         raise SettingsError(
-            f"version: {what} has version {version!r}, but this gravac reads version {FORMAT}; load the "
+            f"version: {what} has version {version!r}, but this gravac reads version {expected_version}; load the "
             "checkpoint with the version of gravac that saved it"
         )
 
@@ -73,6 +71,10 @@ def from_bytes(payload: bytes) -> dict[str, Any]:
         raise SettingsError(
             f"state: the bytes cannot be read ({failure}), so the checkpoint is damaged; load another checkpoint"
         ) from failure
+    if not isinstance(state, dict):
+        raise SettingsError(
+            f"state: the bytes hold {type(state).__name__}, not a rank's state; load another checkpoint"
+        )
     return state
 
 

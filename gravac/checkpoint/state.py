@@ -14,8 +14,8 @@ from gravac.engine.engine import Engine
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 
-VERSION = 6
-"""Version of the states that ``pack`` returns, and the only version that ``unpack`` reads."""
+VERSION = 7
+"""Version of the states that ``pack`` returns, and the only version that is loaded."""
 
 DCP_GUARD: Mapping[str, Any] = {
     "torch.distributed.checkpoint": {"needs gravac.checkpoint.Stateful(compressor)": True},
@@ -61,8 +61,8 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
     }
 
 
-def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
-    """Restore an engine from a rank's saved state. See ``AdaptiveCompressor.load_state_dict``.
+def check_state(state: Mapping[str, Any], policy: Policy, engine: Engine) -> dict[str, Any]:
+    """Check that a rank's saved state fits; return its fields, from which ``Engine.restore`` restores the engine.
 
     Args:
         state: what ``pack`` returned on this rank, or a merged state of all ranks.
@@ -70,7 +70,7 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
         engine: engine to restore, before its first step.
 
     Raises:
-        SettingsError: the state is wrong, or does not fit policy, model or rank; nothing was changed.
+        SettingsError: the state is wrong, or does not fit policy, model or rank.
     """
     fields = validate_state(state)
     for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
@@ -85,7 +85,7 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
     controller_state = state["controller_state"]
     if controller_state is not None and (check := getattr(policy.controller, "check", None)) is not None:
         check(controller_state)
-    engine.restore(fields, controller_state)
+    return fields
 
 
 def check_loaded(engine: Engine, policy: Policy) -> None:

@@ -9,7 +9,7 @@ residuals yet.
 
 from typing import Any, NoReturn
 
-from gravac.checkpoint.ranks import Checkpointed, Ranks
+from gravac.checkpoint.ranks import Checkpointed, Ranks, restore_on_all
 from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
 from gravac.checkpoint.serial import from_bytes, state_on_host, to_bytes
 from gravac.settings import SettingsError
@@ -53,15 +53,15 @@ class Stateful:
         return {keys[ranks.rank]: to_bytes(state_on_host(self._compressor, ranks))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the compressor from the states that DCP read; called by DCP.
+        """Restore the compressor from the states that DCP read, on all ranks or on none; called by DCP on every rank.
 
         Args:
             state_dict: the dict of ``state_dict``, into which DCP has read the saved states.
 
         Raises:
             SettingsError: the state is of another version, compressor, controller or model, or a field of the state is
-                missing or wrong.
-            RuntimeError: the compressor has made steps already.
+                missing or wrong. Raised on all ranks.
+            RuntimeError: the compressor has made steps already; raised on all ranks.
         """
         ranks = Ranks(self._compressor.process_group)
         keys = _rank_keys(self._saved_world or ranks.world)
@@ -74,8 +74,11 @@ class Stateful:
                 )
             return from_bytes(payload)
 
-        state = state_to_load(len(keys), ranks.world, ranks.rank, self._on_resize, state_of, self._compressor.shards)
-        self._compressor.load_state_dict(state)
+        def read_state() -> dict[str, Any]:
+            shards = self._compressor.shards
+            return state_to_load(len(keys), ranks.world, ranks.rank, self._on_resize, state_of, shards)
+
+        restore_on_all(ranks, lambda: self._compressor.restoring(read_state()))
         self._saved_world = None
 
 

@@ -64,7 +64,7 @@ def add(commands: Commands) -> None:
         "--compressors",
         nargs="+",
         metavar="NAME",
-        help="names of the compressors to predict (default: all except ladder)",
+        help="names of the compressors to predict (default: those whose efficiency was measured, except ladder)",
     )
     parser.add_argument(
         "--cf",
@@ -78,7 +78,7 @@ def add(commands: Commands) -> None:
         metavar="X",
         help="price of one worker's hour; adds the cost of 1000 steps to the table",
     )
-    parser.add_argument("--all", action="store_true", help="show every choice instead of the ten best")
+    parser.add_argument("--all", action="store_true", help="show every choice instead of the ten best recommended")
     parser.add_argument(
         "--plot",
         type=Path,

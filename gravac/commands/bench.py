@@ -85,11 +85,11 @@ def _add_tta(benches: Commands) -> None:
         "tta",
         help="compare the time to accuracy of methods over links",
         description="Trains each task with every method over every link until a target that dense training reaches, "
-        "and writes the time and bytes to a file. Runs that the file already contains are not repeated. "
+        "and writes times, bytes and curves to files, with plots. Runs that the file already contains are not "
+        "repeated. "
         "Methods: fp32, fp16, bf16, torch-powersgd(RANK), a compressor at a CF (topk@10, quantize(4)), a controller "
         "over a compressor (gravac:ladder@2-1000), outer steps (outer:ladder, outer(every=10):quantize(2)), "
-        "torchft-diloco(every=10), torchft-localsgd(every=10), and what the controller of an adaptive method chose in "
-        "its run, in random order (matched:outer:ladder). "
+        "and what the controller of an adaptive method chose in its run, in random order (matched:outer:ladder). "
         "Links: 100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), 100mbit,rank1:20mbit, unthrottled.",
     )
     parser.add_argument(
@@ -148,25 +148,22 @@ def _add_tta(benches: Commands) -> None:
         help="stop a run after X times the reference run's time to the target (default: 6)",
     )
     parser.add_argument(
-        "--factored",
-        action="store_true",
-        help="for methods without a controller and without local steps: compute times as steps to the target, counted "
-        "without a slow link, x time of a step, measured for each link",
-    )
-    parser.add_argument(
-        "--times-each-seed", action="store_true", help="with --factored: measure the time of a step for every seed"
-    )
-    parser.add_argument(
         "--paced", action="store_true", help="slow the exchanges down by sleeping, instead of emulating links"
     )
     parser.add_argument("--data", default="", metavar="DIR", help="folder of the data of resnet101 and vgg16")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file of results; runs in the file are not repeated")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="file of results; runs in the file are not repeated. For runs.json, the bench also writes "
+        "runs-evaluations.csv, runs-loss.png and runs-times.png",
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="folder for TensorBoard logs (default: no logs)")
     set_work(parser, _run_tta, RuntimeError)
 
 
 def _run_tta(options: argparse.Namespace) -> int:
-    require("lab", "rich")
+    require("lab", "rich", "matplotlib")
     from gravac.lab.tta.display import run_tta
     from gravac.lab.tta.matrix import DEFAULT_MESH_METHODS, DEFAULT_METHODS, RunMatrix
 

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gravac.settings import SettingsError
@@ -51,6 +52,12 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
 
     def run(options: argparse.Namespace) -> int:
         try:
+            for option in ("json", "plot"):
+                path = vars(options).get(option)
+                if isinstance(path, Path):  # a flag of doctor has the same name
+                    from gravac.lab.json_file import check_writable
+
+                    check_writable(option, path)
             return work(options) or 0
         except reported_errors as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)

@@ -6,14 +6,14 @@ A compressor yields the collectives that it needs, and knows no process groups; 
 Every compressor that is imported here is built in: users choose it by its name. ``import X as X`` marks X as public.
 """
 
+from collections.abc import Mapping
+
 from gravac.compressors.base import Compressor as Compressor
 from gravac.compressors.base import Context as Context
 from gravac.compressors.base import Reduced as Reduced
 from gravac.compressors.base import Rounds as Rounds
 from gravac.compressors.baselines.artopk import ARTopK as ARTopK
 from gravac.compressors.baselines.artopk import artopk as artopk
-from gravac.compressors.baselines.hard_threshold import HardThreshold as HardThreshold
-from gravac.compressors.baselines.hard_threshold import hard_threshold as hard_threshold
 from gravac.compressors.baselines.intsgd import IntSGD as IntSGD
 from gravac.compressors.baselines.intsgd import intsgd as intsgd
 from gravac.compressors.baselines.natural import Natural as Natural
@@ -22,8 +22,6 @@ from gravac.compressors.baselines.qsgd import QSGD as QSGD
 from gravac.compressors.baselines.qsgd import qsgd as qsgd
 from gravac.compressors.baselines.redsync import RedSync as RedSync
 from gravac.compressors.baselines.redsync import redsync as redsync
-from gravac.compressors.baselines.sidco import SIDCo as SIDCo
-from gravac.compressors.baselines.sidco import sidco as sidco
 from gravac.compressors.baselines.signsgd import MajorityVote as MajorityVote
 from gravac.compressors.baselines.signsgd import SignSGD as SignSGD
 from gravac.compressors.baselines.signsgd import majority as majority
@@ -43,9 +41,7 @@ from gravac.compressors.profile import Profile as Profile
 from gravac.compressors.quantize import Quantize as Quantize
 from gravac.compressors.quantize import quantize as quantize
 from gravac.compressors.randomk import RandomK as RandomK
-from gravac.compressors.randomk import ScaledRandomK as ScaledRandomK
 from gravac.compressors.randomk import randomk as randomk
-from gravac.compressors.randomk import scaled_randomk as scaled_randomk
 from gravac.compressors.sparse import Addend as Addend
 from gravac.compressors.sparse import Selection as Selection
 from gravac.compressors.sparse import Sparse as Sparse
@@ -55,22 +51,8 @@ from gravac.compressors.topk import TopK as TopK
 from gravac.compressors.topk import topk as topk
 from gravac.compressors.topkc import TopKC as TopKC
 from gravac.compressors.topkc import topkc as topkc
-from gravac.entry_points import Registry
 
-BUILT_IN: dict[str, Compressor] = {
+COMPRESSORS: Mapping[str, Compressor] = {
     name: imported for name, imported in sorted(globals().items()) if isinstance(imported, Compressor)
 }
 """Built-in compressors with default settings, by name: all compressors that this file imports."""
-
-
-def _fault(loaded_object: object) -> str:
-    """Return, for an error message, why an entry point's object is no compressor; ``""`` if it is a compressor."""
-    return (
-        ""
-        if isinstance(loaded_object, Compressor)
-        else "is not a compressor; let the entry point name a compressor object, not its class"
-    )
-
-
-COMPRESSORS: Registry[Compressor] = Registry("compressor", "gravac.compressors", BUILT_IN, _fault)
-"""All compressors with default settings, by name: those in gravac, and those that other installed packages declare."""

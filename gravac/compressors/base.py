@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of compressors, whose method ``rounds`` is a generator that yields collectives and gets their results.
 
-``gravac.testing.compressor_laws`` checks the following laws for every compressor. Here x is a rank's tensor, and
+``gravac.testing.check_compressor`` checks the following laws for every compressor. Here x is a rank's tensor, and
 ``sent`` and ``mean`` are fields of the rank's result (``Reduced``):
 
 - The mean over ranks of ``sent`` equals ``mean``, up to the rounding error that ``Compressor.rounding`` bounds.
@@ -13,7 +13,7 @@
 """
 
 import math
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -37,8 +37,6 @@ class Reduced:
         mean: mean over the ranks of their ``sent`` tensors, the same on all ranks; flat, of x's length. A tensor, or an
             ``Addend``: an object that adds the mean to a tensor without storing all elements, to save memory and time.
         sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``.
-            Exception: a compressor that gets ``ctx.fold`` may set ``sent`` to 0 at coordinates that it sends, and
-            instead subtract the sent values from ``fold.unsent``.
         cf: achieved compression factor; of a sparsifier: elements of x / elements sent.
         aside: part of ``x - sent`` that the compressor itself keeps in ``ctx.state``, flat, of x's length. The caller
             subtracts this part from the residual. ``None``: the compressor keeps nothing.
@@ -65,33 +63,6 @@ Rounds = Generator[Collective, Any, Reduced]
 
 
 @dataclass(slots=True)
-class Fold:
-    """Residuals for a compressor that itself adds them to the gradients (see ``Compressor.folds``).
-
-    Attributes:
-        residual: residual that ``rounds`` adds to the gradient before it compresses the sum: flat, ``[elements]``,
-            float32 or bfloat16; ``None``: there is no residual.
-        unsent: memory for the new residual: float32, flat, ``[elements]``. The compressor writes the sum of gradient
-            and residual into this memory. The compressor may then subtract the values that it sends, and set
-            ``Reduced.sent`` to 0 at their coordinates. ``None``: no new residual is kept; a compressor that needs the
-            sum later stores memory of its own here.
-        energy: ``‖gradient + residual‖²``, 0-d; in ``rounds_together``, summed over all tensors. The compressor sets
-            this energy before its first collective. The energy is finite if and only if every element of the gradient
-            is finite.
-        gradients: gradient of each tensor of the batch, flat, for ``rounds_together``; empty in ``rounds``. The
-            argument x of ``rounds_together`` has a row per tensor, in the same memory as ``unsent``: the compressor
-            overwrites each row with the tensor's gradient plus residual.
-        residuals: residual of each tensor of the batch, flat, for ``rounds_together``; empty: there are none.
-    """
-
-    residual: torch.Tensor | None = None
-    unsent: torch.Tensor | None = None
-    energy: torch.Tensor | None = None
-    gradients: Sequence[torch.Tensor] = ()
-    residuals: Sequence[torch.Tensor] = ()
-
-
-@dataclass(slots=True)
 class Context:
     """Facts about one tensor and its step, for a compressor.
 
@@ -109,8 +80,6 @@ class Context:
         error_feedback: strength of error feedback: fraction of the unsent rest ``x - sent`` that becomes the residual,
             from 0 (no error feedback) to 1.
         selections: coordinates of x that were selected in this step already, by CF (see ``multilevel``).
-        fold: residual, for a compressor that adds it to the gradient x itself (``Compressor.folds``). ``None``: x
-            already contains the residual, if there is one.
     """
 
     name: str = ""
@@ -123,11 +92,10 @@ class Context:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     error_feedback: float = 0.0
     selections: dict[float, Selection] = field(default_factory=dict)
-    fold: Fold | None = None
 
     def excerpt(self, elements: int) -> "Context":
-        """Return a context, without state or residual, to compress ``elements`` numbers taken from this tensor."""
-        return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
+        """Return a context, without state, to compress ``elements`` numbers taken from this tensor."""
+        return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={})
 
     def draws(self, per_rank: bool = False, fixed: bool = False) -> Draws:
         """Return a source of random numbers that depend only on the run's seed, the parameter's name and the step.
@@ -300,16 +268,6 @@ class Compressor(Settings):
         """
         return gradient
 
-    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` can itself add the residual to this gradient (flat) at this CF; False by default.
-
-        gravac may then call ``rounds`` with the residual in ``ctx.fold``. The argument x is the gradient without its
-        residual, in its own dtype (also 16 bit), and may contain numbers that are not finite. In that case ``rounds``
-        may send anything: every rank gets NaN, and no residual changes. For a batch, ``rounds_together`` adds the
-        residuals if this method returns True for every gradient of the batch.
-        """
-        return False
-
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Check a tensor of ``Context.state`` from a checkpoint: return ``""`` if the tensor fits this compressor.
 
@@ -345,36 +303,6 @@ class Compressor(Settings):
         Returns:
             A generator that yields collectives, is resumed with their results, and returns a ``Reduced``. Compressors
             that yield several collectives number the steps in the docstring of their method.
-        """
-        raise NotImplementedError
-
-    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key: ``rounds_together`` may average tensors of equal key, size and dtype as one batch.
-
-        ``None``: the tensor is averaged by itself.
-
-        The key must be the same on all ranks. Keys are used on a GPU only, where each kernel launch takes long.
-
-        Args:
-            cf: requested compression factor; 1 or more.
-            ctx: facts about the tensor.
-        """
-        return None
-
-    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Yield the collectives that average several tensors of equal ``batch_key`` at once; return the result.
-
-        Up to rounding, each tensor gets the same mean as by ``rounds``.
-
-        Args:
-            x: the tensors, one in each row: ``[count, elements]``, contiguous, finite, float32 or float64; not to be
-                changed.
-            cf: requested compression factor; 1 or more.
-            contexts: facts about each tensor; each context has its own ``state`` and its own random numbers.
-
-        Returns:
-            A generator like that of ``rounds``. Its ``Reduced`` is for all rows: mean and sent are flat,
-            ``[count * elements]``, and the error is the sum over all rows.
         """
         raise NotImplementedError
 

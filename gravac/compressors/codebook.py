@@ -98,8 +98,8 @@ def _times_power_of_two(x: torch.Tensor, exponent: int) -> torch.Tensor:
 def _encode(x: torch.Tensor, bits: int, kind: LevelKind, out: torch.Tensor | None) -> tuple[Coded, torch.Tensor]:
     """Encode as ``encode`` does; the result is wrong if squares of numbers in x overflow or underflow."""
     block_count, block = x.shape
-    packed = torch.empty(block_count, packed_bytes(block, bits), dtype=torch.uint8)
-    scales = torch.empty(block_count, dtype=SCALE_DTYPE)
+    packed = torch.empty(block_count, packed_bytes(block, bits), dtype=torch.uint8, device=x.device)
+    scales = torch.empty(block_count, dtype=SCALE_DTYPE, device=x.device)
     piece_blocks = _blocks_per_piece(block)
     # all pieces use the same memory: allocating memory for each piece would take longer than coding it
     scratch = [torch.empty_like(x[:piece_blocks], dtype=dtype) for dtype in (x.dtype, torch.int8, x.dtype)]

@@ -10,7 +10,6 @@ multiplications. Used for rounding, signs and samples of coordinates; not suitab
 
 import hashlib
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -92,14 +91,15 @@ class Draws:
         """
         if 3 * k > count:
             # sort positions by random bits; the position in the low bits breaks ties
-            positions = torch.arange(count, device=device)
+            positions = torch.arange(count, dtype=torch.int64, device=device)
             ranking = self.random_bits(count, device).long().mul_(1 << 31).add_(positions)
         else:
             expected_repeats = -count * math.log1p(-k / max(1, count)) - k
             draw_count = k + math.ceil(expected_repeats + 8 * math.sqrt(expected_repeats)) + 16
             bits = self.random_bits(2 * draw_count, device).view(torch.int64)
             uniform_numbers = bits.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
-            sort_keys = uniform_numbers.mul_(count).long().mul_(1 << 31).add_(torch.arange(draw_count, device=device))
+            draw_order = torch.arange(draw_count, dtype=torch.int64, device=device)
+            sort_keys = uniform_numbers.mul_(count).long().mul_(1 << 31).add_(draw_order)
             sort_keys = _sort(sort_keys)
             positions, ranking = sort_keys >> 31, sort_keys.bitwise_and_((1 << 31) - 1)
             ranking[1:].add_(positions[1:] == positions[:-1], alpha=draw_count)
@@ -119,19 +119,7 @@ class Draws:
         return int.from_bytes(digest, "little") % limit
 
 
-def random_bits_by_key(draws: Sequence[Draws], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return 32 random bits for each key in ``draws`` and each of ``count`` positions: int32, shape ``[draws, count]``.
-
-    Each row equals the result of ``Draws.random_bits``; all rows together take few launches on a GPU.
-    """
-    # the keys are arguments of one launch, so that nothing is copied to the device
-    keys = torch.zeros(2, len(draws), 1, dtype=torch.int32, device=device)
-    torch._foreach_add_([*keys.flatten().unbind()], [draw.key[half] for half in (0, 1) for draw in draws])
-    positions = torch.arange(count, dtype=torch.int32, device=device).mul_(_as_int32(POSITION_FACTOR))
-    return _mix_bits(positions + keys[0], keys[1])
-
-
-def _mix_bits(x: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
+def _mix_bits(x: torch.Tensor, key: int) -> torch.Tensor:
     """Mix the bits of each int32 word of x, in place; different words stay different.
 
     Args:

@@ -4,7 +4,7 @@
 
 Gain does not tell which of two methods trains better (``docs/reference/compressors.md``). The user therefore sets the
 order: members are sorted by the efficiency of their steps, best first. The first member that reaches a wire ratio is
-used for that ratio. The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
+used for that ratio. The default order comes from record worth.json of commit 43b3fe07. A ladder's CF is a wire ratio.
 
 The best member also depends on the model: low rank is far better on wide fully connected layers, and worse on a
 transformer. A ladder therefore reserves some wire ratios for one member each: at such a ratio (a rung), that member is
@@ -14,7 +14,7 @@ which depends on the model's shapes and on the measured gain.
 
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -72,6 +72,13 @@ class Ladder(Compressor):
     def __call__(self, *members: Compressor, **changes: Any) -> "Ladder":
         """Return a copy of this ladder with the given members; without members, the copy has the same members."""
         return super().__call__(**({"members": members} if members else {}), **changes)
+
+    @field_validator("members", mode="before")
+    @classmethod
+    def _check_types(cls, members: Any) -> Any:
+        if not isinstance(members, (tuple, list)) or not all(isinstance(member, Compressor) for member in members):
+            raise ValueError("give compressors as objects, such as ladder(quantize, powersgd); a file cannot name them")
+        return members
 
     @field_validator("members")
     @classmethod
@@ -132,21 +139,6 @@ class Ladder(Compressor):
         """Average flat x by the collectives of the member used at ``cf``."""
         member, member_cf = self.member_at(cf)
         return (yield from member.rounds(x, member_cf, ctx))
-
-    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the key of the member used at ``cf``: tensors of equal key may be averaged as one batch."""
-        member, member_cf = self.member_at(cf)
-        return member.batch_key(member_cf, ctx)
-
-    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of x as a batch, by the member used at ``cf``."""
-        member, member_cf = self.member_at(cf)
-        return (yield from member.rounds_together(x, member_cf, contexts))
-
-    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if the member used at ``cf`` can itself add the residual to the flat gradient."""
-        member, member_cf = self.member_at(cf)
-        return member.folds(gradient, member_cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error of flat x at each CF, 0-d, by the member used at that CF."""

@@ -47,7 +47,7 @@ def levels(bits: int, kind: LevelKind, device: torch.device = CPU) -> torch.Tens
     With uniform levels and 2 bits or more, there is one level fewer than codes. The highest code is then never sent,
     and its entry repeats the highest level.
     """
-    return torch.tensor(_level_list(bits, kind)).to(device)
+    return torch.tensor(_level_list(bits, kind), dtype=torch.float32, device=CPU).to(device)
 
 
 def _level_list(bits: int, kind: LevelKind) -> list[float]:
@@ -85,7 +85,7 @@ def thresholds(bits: int, kind: LevelKind, device: torch.device) -> torch.Tensor
 
     The tensor is cached, so that it is copied to a device only once.
     """
-    return torch.tensor(threshold_points_of(bits, kind), dtype=torch.float32).to(device)
+    return torch.tensor(threshold_points_of(bits, kind), dtype=torch.float32, device=CPU).to(device)
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def levels_of_bytes(bits: int, kind: LevelKind, device: torch.device) -> torch.T
     """
     all_levels, mask = _level_list(bits, kind), (1 << bits) - 1
     rows = [[all_levels[byte >> shift & mask] for shift in range(0, 8, bits)] for byte in range(256)]
-    return torch.tensor(rows).to(device)
+    return torch.tensor(rows, dtype=torch.float32, device=CPU).to(device)
 
 
 @functools.cache
@@ -136,7 +136,7 @@ def levels_by_key(bits: int, kind: LevelKind) -> npt.NDArray[np.void]:
     A ``void`` element has the codes' levels as consecutive float32.
     """
     if bits == 3:
-        keys = torch.arange(1 << 12).unsqueeze(1)
+        keys = torch.arange(1 << 12, dtype=torch.int64, device=CPU).unsqueeze(1)
         codes = unpack((keys & 255).byte(), 2, 4) | unpack((keys >> 8).byte(), 1, 4) << 2
         table = levels(bits, kind)[codes.long()].contiguous().numpy()
     else:
@@ -153,7 +153,8 @@ def levels_of_twelve_bits(kind: LevelKind, device: torch.device) -> torch.Tensor
     """
     all_levels = _level_list(3, kind)
     codes_by_key = [[key >> 2 * i & 3 | (key >> 8 + i & 1) << 2 for i in range(4)] for key in range(1 << 12)]
-    return torch.tensor([[all_levels[code] for code in codes_of_key] for codes_of_key in codes_by_key]).to(device)
+    rows = [[all_levels[code] for code in codes_of_key] for codes_of_key in codes_by_key]
+    return torch.tensor(rows, dtype=torch.float32, device=CPU).to(device)
 
 
 @functools.cache
@@ -162,7 +163,7 @@ def shifts_of_nibbles(device: torch.device) -> torch.Tensor:
 
     The result is cached, so that it is copied to a device only once.
     """
-    return torch.tensor([8, 4], dtype=torch.int32).to(device)
+    return torch.tensor([8, 4], dtype=torch.int32, device=CPU).to(device)
 
 
 @functools.cache

@@ -3,18 +3,15 @@
 """Messages: quantized numbers as ranks send them, the codes of several blocks followed by the blocks' scales.
 
 A message is a flat uint8 tensor: the codes of each block, packed by ``packing.pack``, then a scale per block, in
-``SCALE_DTYPE``. On a CPU, ``codebook`` encodes and decodes. On a GPU, Triton kernels (``kernels.quantize``) encode and
-decode. The kernels' messages may differ from those of ``codebook`` for numbers on a threshold, and in the last bit of a
-scale. Both decode a message to the same bits. On a GPU without Triton, ``codebook_on_device`` encodes and decodes.
+``SCALE_DTYPE``. On a CPU, ``codebook`` encodes and decodes, on a GPU ``codebook_on_device``. Both decode a message to
+the same bits.
 """
 
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 
-from gravac.compressors import codebook, codebook_on_device, kernels
-from gravac.compressors.base import Fold
+from gravac.compressors import codebook, codebook_on_device
 from gravac.compressors.codebook import SCALE_DTYPE, Coded, CodedMean, add_at
 from gravac.compressors.levels import LevelKind
 from gravac.compressors.packing import packed_bytes
@@ -35,36 +32,9 @@ def encode(
     Returns:
         The messages, uint8, ``[shards, bytes]``, and ``‖x - decoded‖²``, 0-d.
     """
-    quantize_kernels = _usable_kernels(x, block)
-    if quantize_kernels is not None:
-        message, error_energy_nonfinite = quantize_kernels.encode(x, bits, kind, block, shards)
-        return message, error_energy_nonfinite[0]
     rows = pad_to_blocks(x, shards * -(-x.numel() // (block * shards)), block)
     coded, error = (codebook if x.device.type == "cpu" else codebook_on_device).encode(rows, bits, kind)
     return _join_message(coded, shards), error
-
-
-def folds(gradient: torch.Tensor, block: int) -> bool:
-    """True if ``encode_folded`` accepts a flat gradient in blocks of ``block`` numbers."""
-    return gradient.is_contiguous() and _usable_kernels(gradient, block) is not None
-
-
-def encode_folded(
-    gradient: torch.Tensor, fold: Fold, bits: int, kind: LevelKind, block: int, shards: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize the sum of a flat gradient and the residual in ``fold``, as ``encode`` does; needs Triton kernels.
-
-    Sets ``fold.energy``. Unless ``fold.unsent`` is ``None``, overwrites it with the coding error: the sum minus the
-    decoded numbers.
-
-    Returns:
-        The messages, uint8, ``[shards, bytes]``, and the squared coding error, 0-d.
-    """
-    message, error_energy_nonfinite = _import_kernels().encode(
-        gradient, bits, kind, block, shards, residual=fold.residual, unsent=fold.unsent
-    )
-    fold.energy = error_energy_nonfinite[1]
-    return message, error_energy_nonfinite[0]
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: LevelKind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,10 +43,6 @@ def encode_decoded(x: torch.Tensor, bits: int, kind: LevelKind, block: int) -> t
     Returns:
         The message, uint8, ``[1, bytes]``, and the decoded numbers: float32, flat, ``[elements]``.
     """
-    quantize_kernels = _usable_kernels(x, block)
-    if quantize_kernels is not None:
-        decoded_numbers = torch.empty_like(x)
-        return quantize_kernels.encode(x, bits, kind, block, decoded=decoded_numbers)[0], decoded_numbers
     rows = x.view(-1, block)
     if x.device.type == "cpu":
         decoded_numbers = torch.empty_like(rows)
@@ -112,50 +78,25 @@ class Messages:
 
         Numbers beyond the end of ``dense`` are ignored.
         """
-        quantize_kernels = _usable_kernels(dense, self.block)
-        if not len(self.messages):
-            pass
-        elif quantize_kernels is not None:
-            quantize_kernels.decode(dense, self.messages, self.bits, self.kind, self.block, alpha)
-        elif dense.device.type == "cpu":
+        if dense.device.type == "cpu":
             return CodedMean(self._coded(), self.bits, self.kind, self.block, self.extra_numbers).add_to(dense, alpha)
-        else:
-            add_at(dense, 0, self._decoded_on_device(), alpha)
+        add_at(dense, 0, self._decoded_on_device(), alpha)
         if self.extra_numbers is not None:
             position, numbers = self.extra_numbers
             add_at(dense, position, numbers, alpha)
         return dense
 
-    def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite one flat tensor with the decoded numbers by a GPU kernel, and return True.
-
-        Numbers beyond the tensor's end are ignored. Return False, and change nothing, if several tensors are given, or
-        no kernel can write this tensor.
-        """
-        if len(denses) > 1:
-            return False
-        (dense,) = denses
-        quantize_kernels = _usable_kernels(dense, self.block)
-        if quantize_kernels is None or self.extra_numbers is not None or not dense.is_contiguous():
-            return False
-        quantize_kernels.decode(dense, self.messages, self.bits, self.kind, self.block)
-        return True
-
     def decoded(self) -> torch.Tensor:
         """Return the decoded numbers, including the padding, without ``extra_numbers``: float32, flat."""
+        if self.messages.device.type != "cpu":
+            return self._decoded_on_device()
         block_count = len(self.messages) * self._blocks_per_message()
         dense = self.messages.new_empty(block_count * self.block, dtype=torch.float32)
-        quantize_kernels = _usable_kernels(dense, self.block)
-        if quantize_kernels is not None:
-            quantize_kernels.decode(dense, self.messages, self.bits, self.kind, self.block)
-        elif dense.device.type == "cpu":
-            codebook.decode_mean(self._coded(), self.bits, self.kind, dense.view(block_count, self.block))
-        else:
-            dense = self._decoded_on_device()
+        codebook.decode_mean(self._coded(), self.bits, self.kind, dense.view(block_count, self.block))
         return dense
 
     def _decoded_on_device(self) -> torch.Tensor:
-        """Return the decoded numbers of all shards, including padding, computed without Triton: float32, flat."""
+        """Return the decoded numbers of all shards, including padding, computed on a GPU: float32, flat."""
         packed = self._packed_codes(self.messages)
         scales = scales_in(self.messages[..., packed.shape[2] * packed.shape[3] :])
         numbers = codebook_on_device.decode(packed, scales, self.bits, self.kind, self.block)
@@ -199,17 +140,3 @@ def pad_to_blocks(x: torch.Tensor, block_count: int, block: int) -> torch.Tensor
     """Return flat x padded with zeros to a matrix ``[blocks, block]``; a view of x if no padding is needed."""
     missing_elements = block_count * block - x.numel()
     return (torch.nn.functional.pad(x, (0, missing_elements)) if missing_elements else x).view(block_count, block)
-
-
-def _usable_kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
-    """Return the module ``kernels.quantize`` if it can code ``numbers`` in blocks of ``block``, else ``None``."""
-    if not kernels.usable(numbers.device.type):
-        return None
-    quantize_kernels = _import_kernels()
-    return quantize_kernels if quantize_kernels.fits(numbers.dtype, block) else None
-
-
-def _import_kernels() -> ModuleType:
-    from gravac.compressors.kernels import quantize  # needs triton
-
-    return quantize

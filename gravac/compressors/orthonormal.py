@@ -1,11 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Computes orthonormal bases for the columns of tall matrices, of one matrix or of a batch.
+"""Computes orthonormal bases for the columns of tall matrices.
 
-A CPU uses Householder QR. On a GPU, if matrices have more than 256 rows, torch computes Householder QR matrix by
-matrix, with several launches per column. A GPU therefore uses Cholesky QR twice, with about a dozen operators for a
-whole batch. Source: Yamamoto et al., "Roundoff Error Analysis of the CholeskyQR2 Algorithm", ETNA 44, 2015. The host
-waits for neither method.
+A CPU uses Householder QR. On a GPU, torch computes Householder QR of more than 256 rows with several launches per
+column. A GPU therefore uses Cholesky QR twice, with about a dozen operators. Source: Yamamoto et al., "Roundoff Error
+Analysis of the CholeskyQR2 Algorithm", ETNA 44, 2015. The host waits for neither method.
 """
 
 import functools
@@ -28,7 +27,7 @@ ZERO_LENGTH = 1e-150
 
 
 def orthonormal(factor: torch.Tensor) -> torch.Tensor:
-    """Return an orthonormal basis ``[..., rows, rank]`` of a factor's columns.
+    """Return an orthonormal basis ``[rows, rank]`` of a factor's columns.
 
     For each r, the first r columns of the basis span the first r columns of the factor.
 
@@ -37,19 +36,19 @@ def orthonormal(factor: torch.Tensor) -> torch.Tensor:
     directions can only capture more of the matrix. A factor that is not finite gives a basis that is not finite.
 
     Args:
-        factor: one matrix or a batch, ``[..., rows, rank]``, ``rank < rows``, float32 or float64.
+        factor: ``[rows, rank]``, ``rank < rows``, float32 or float64.
     """
     return by_householder(factor) if factor.is_cpu else by_cholesky(factor)
 
 
 def by_householder(factor: torch.Tensor) -> torch.Tensor:
-    """Compute the result of ``orthonormal``, ``[..., rows, rank]``, by Householder QR."""
+    """Compute the result of ``orthonormal``, ``[rows, rank]``, by Householder QR."""
     basis: torch.Tensor = torch.linalg.qr(rescaled(factor)).Q
     return basis
 
 
 def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
-    """Compute the result of ``orthonormal``, ``[..., rows, rank]``, by Cholesky QR in float64, twice for accuracy.
+    """Compute the result of ``orthonormal``, ``[rows, rank]``, by Cholesky QR in float64, twice for accuracy.
 
     With ``A^T A = L L^T``, the columns of ``A L^-T`` are orthonormal and span the same space as those of A.
     """
@@ -76,7 +75,7 @@ def nudge_directions(rows: int, rank: int, device: torch.device) -> torch.Tensor
 
 
 def rescaled(factor: torch.Tensor) -> torch.Tensor:
-    """Return each factor ``[..., rows, rank]`` divided by its largest magnitude; a factor of zeros is unchanged.
+    """Return a factor ``[rows, rank]`` divided by its largest magnitude; a factor of zeros is unchanged.
 
     Sums of squares of the result neither overflow nor underflow.
     """

@@ -105,5 +105,6 @@ def unpack(packed: torch.Tensor, bits: int, code_count: int) -> torch.Tensor:
 @functools.cache
 def _codes_by_byte(bits: int) -> torch.Tensor:
     """Return a table of the codes that each byte contains: uint8, ``[256, 8 // bits]``."""
-    all_bytes = torch.arange(256).unsqueeze(1)
-    return ((all_bytes >> torch.arange(0, 8, bits)) & ((1 << bits) - 1)).to(torch.uint8)
+    all_bytes = torch.arange(256, dtype=torch.int64, device="cpu").unsqueeze(1)
+    shifts = torch.arange(0, 8, bits, dtype=torch.int64, device="cpu")
+    return ((all_bytes >> shifts) & ((1 << bits) - 1)).to(torch.uint8)

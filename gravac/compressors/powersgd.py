@@ -8,13 +8,11 @@ projected orthogonally on a subspace that all ranks share. No gain is guaranteed
 sends the rest later.
 
 x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the others. If low rank saves no bytes (1-D,
-a row, a column, a low CF on a small matrix), x is sent dense. On a GPU, matrices of equal shape are averaged as a
-batch. In a shape ``[..., n, m]``, ``...`` is the number of matrices of a batch; a single matrix has the shape
-``[n, m]``.
+a row, a column, a low CF on a small matrix), x is sent dense.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -52,38 +50,20 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One or several flat matrices, concatenated, stored as two factors; ``add_to`` multiplies them.
+    """A flat matrix, stored as two factors; ``add_to`` multiplies them.
 
     Attributes:
-        left: the factor with as many rows as the matrix: ``[..., n, rank]``.
-        right: the factor with as many rows as the matrix has columns: ``[..., m, rank]``.
+        left: the factor with as many rows as the matrix: ``[n, rank]``.
+        right: the factor with as many rows as the matrix has columns: ``[m, rank]``.
     """
 
     left: torch.Tensor
     right: torch.Tensor
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """Add ``alpha`` times the product to ``dense`` (flat, as long as all matrices), in place; return ``dense``."""
-        matrix = dense.view(*self.left.shape[:-1], self.right.shape[-2])
-        if matrix.dim() == 2:
-            matrix.addmm_(self.left, self.right.T, alpha=alpha)
-        else:
-            matrix.baddbmm_(self.left, self.right.mT, alpha=alpha)
+        """Add ``alpha`` times the product to ``dense`` (flat, ``[n * m]``), in place; return ``dense``."""
+        dense.view(len(self.left), len(self.right)).addmm_(self.left, self.right.T, alpha=alpha)
         return dense
-
-
-def projection_error(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-    """Return the squared error of projecting x on an orthonormal basis: 0-d.
-
-    Args:
-        x: one flat matrix, ``[elements]``, or several, ``[count, elements]``, whose errors are added up.
-        projected: product of each matrix, or its transpose, with the basis: ``[..., rows, rank]``.
-    """
-    if x.dim() == 1:
-        return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
-    x_energies: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).double().square()
-    captured_energies: torch.Tensor = torch.linalg.vector_norm(projected, dim=(-2, -1)).double().square()
-    return (x_energies - captured_energies).clamp_(min=0).sum()
 
 
 class PowerSGD(Compressor):
@@ -92,7 +72,7 @@ class PowerSGD(Compressor):
     Attributes:
         rank: rank of every matrix, as in the paper, 1 or more. ``None``, the default: each matrix gets the largest rank
             that achieves the CF. At a high CF, small matrices then get rank 1, which slowed the training of a whole net
-            (``docs/evidence/measurements.md``).
+            (``docs/evidence/decisions.md``).
         iterations: power iterations per step, 1 (the default) to 4. Each all-reduces P and Q, so that at the same CF
             more iterations leave a lower rank.
         warm_start: whether to start from the previous step's factor, even if the rank has changed (default: True);
@@ -100,7 +80,7 @@ class PowerSGD(Compressor):
         alternating: whether one step sends P and the next step Q, by one all-reduce per step (ACP-SGD); default: False.
             At the same CF, the rank is about twice as high. The CF is the average over both steps; ``traffic`` returns
             the bytes of the larger factor, which the first step sends. Needs ``warm_start`` and one iteration. On a GPU
-            the host waits once per batch, to learn which factor the next step sends.
+            the host waits once per tensor, to learn which factor the next step sends.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range, or ``alternating`` is set without
@@ -211,49 +191,24 @@ class PowerSGD(Compressor):
         plan = self.plan(ctx.shape, cf)
         if plan is None:
             return (yield from dense.rounds(x, 1.0, ctx))
-        return (yield from self._low_rank(x, plan, [ctx]))
+        return (yield from self._low_rank(x, plan, ctx))
 
-    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key, equal for tensors of equal matrix shape and rank; ``None`` if the tensor is sent dense.
-
-        If ``alternating``, tensors of equal key also send the same factor (P or Q) in this step.
-        """
-        plan = self.plan(ctx.shape, cf)
-        return None if plan is None else (plan, self._sides(plan, ctx))
-
-    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of x, each a flat matrix of the same shape, as ``rounds`` does.
-
-        One all-reduce has the factors P of all rows, another one the factors Q.
-        """
-        plan = self.plan(contexts[0].shape, cf)
-        if plan is None:
-            raise ValueError(f"shape: {contexts[0].shape} at CF {cf:g} is sent dense; use rounds() for each tensor")
-        return (yield from self._low_rank(x, plan, contexts))
-
-    def _low_rank(self, x: torch.Tensor, plan: LowRank, contexts: Sequence[Context]) -> Rounds:
-        start_key, computed_key, start_factor_rows = self._sides(plan, contexts[0])
-        factors = start_factors = stack(
-            [start_factor(x, start_key, start_factor_rows, plan.rank, ctx) for ctx in contexts]
-        )
+    def _low_rank(self, x: torch.Tensor, plan: LowRank, ctx: Context) -> Rounds:
+        start_key, computed_key, start_factor_rows = self._sides(plan, ctx)
+        factor = first_factor = start_factor(x, start_key, start_factor_rows, plan.rank, ctx)
         matrix = matrix_for(x, plan, start_key)
         for product_number in range(self._products_per_step):
-            basis = orthonormal(factors)
+            basis = orthonormal(factor)
             projected = multiply(matrix if product_number % 2 == 0 else matrix.mT, basis)
-            factors = yield AllReduce(projected)
+            factor = yield AllReduce(projected)
         if self.alternating:
-            new_factors, previous_factors = unstack(longest_columns_first(factors)), unstack(basis)
-            usable_flags = are_usable(factors).view(-1).tolist()
-            for ctx, is_usable, new_factor, previous_factor in zip(
-                contexts, usable_flags, new_factors, previous_factors, strict=True
-            ):
-                ctx.state.pop(start_key, None)
-                ctx.state.update({computed_key: new_factor} if is_usable else {start_key: previous_factor})
+            ctx.state.pop(start_key, None)
+            new_factor = {computed_key: longest_columns_first(factor)}
+            ctx.state.update(new_factor if bool(is_usable(factor)) else {start_key: basis})
         elif self.warm_start:
-            for ctx, factor in zip(contexts, unstack(next_factor(factors, start_factors)), strict=True):
-                ctx.state["q"] = factor
-        wide_basis, mean, sent = split_factors_for_tf32(basis, factors / contexts[0].world, projected)
-        error = projection_error(x, projected)
+            ctx.state["q"] = next_factor(factor, first_factor)
+        wide_basis, mean, sent = split_factors_for_tf32(basis, factor / ctx.world, projected)
+        error = (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
         if self.alternating and start_key == "q":  # P was all-reduced
             return Reduced(Product(mean, wide_basis), Product(sent, wide_basis), plan.cf, error=error)
         return Reduced(Product(wide_basis, mean), Product(wide_basis, sent), plan.cf, error=error)
@@ -322,7 +277,7 @@ def start_factor(x: torch.Tensor, start_key: str, rows: int, rank: int, ctx: Con
     Columns are neither orthogonal nor of length 1.
 
     Args:
-        x: flat matrix or matrices, for dtype and device.
+        x: flat matrix, for dtype and device.
         start_key: key of the factor in ``ctx.state``: ``"p"`` or ``"q"``.
         rows: rows of the factor.
         rank: columns of the factor.
@@ -340,26 +295,16 @@ def start_factor(x: torch.Tensor, start_key: str, rows: int, rank: int, ctx: Con
     return torch.cat([rescaled(previous_factor), random_columns], dim=1) if previous_factor.shape[1] else random_columns
 
 
-def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return several tensors of one shape as one tensor ``[count, ...]``; a single tensor is returned unchanged."""
-    return tensors[0] if len(tensors) == 1 else torch.stack(tuple(tensors))
-
-
-def unstack(factors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the factors ``[rows, rank]`` of a batch ``[count, rows, rank]``, or a tuple with the single factor."""
-    return factors.unbind() if factors.dim() > 2 else (factors,)
-
-
 def matrix_for(x: torch.Tensor, plan: LowRank, start_key: str) -> torch.Tensor:
     """Return flat x as the matrix that a step multiplies by the factor that it starts from.
 
     Args:
-        x: one flat matrix, ``[elements]``, or several of equal shape, ``[count, elements]``.
+        x: flat matrix, ``[elements]``.
         plan: dimensions of the matrix.
-        start_key: key of the start factor: ``"q"`` gives the matrix, ``[..., n, m]``; ``"p"`` gives its transpose,
-            ``[..., m, n]``.
+        start_key: key of the start factor: ``"q"`` gives the matrix, ``[n, m]``; ``"p"`` gives its transpose,
+            ``[m, n]``.
     """
-    matrix = x.view(*x.shape[:-1], plan.n, plan.m)
+    matrix = x.view(plan.n, plan.m)
     return matrix.mT if start_key == "p" else matrix
 
 
@@ -369,38 +314,32 @@ def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def longest_columns_first(factor: torch.Tensor) -> torch.Tensor:
-    """Return a factor ``[..., rows, rank]`` with its longest columns first; these are kept if the rank falls."""
+    """Return a factor ``[rows, rank]`` with its longest columns first; these are kept if the rank falls."""
     squared_lengths = rescaled(factor).square().sum(-2, keepdim=True)
     return factor.gather(-1, squared_lengths.argsort(descending=True, stable=True).expand_as(factor))
 
 
-def are_usable(summed_factors: torch.Tensor) -> torch.Tensor:
-    """Return whether the next step can start from each summed factor ``[..., rows, rank]``: bool, ``[...]``.
+def is_usable(summed_factor: torch.Tensor) -> torch.Tensor:
+    """Return whether the next step can start from a summed factor ``[rows, rank]``: 0-d bool tensor.
 
     A factor is usable if it is finite and not all zeros.
     """
-    flat_factors = summed_factors.flatten(-2)
-    return flat_factors.isfinite().all(-1) & flat_factors.any(-1)
+    return summed_factor.isfinite().all() & summed_factor.any()
 
 
-def next_factor(summed_factors: torch.Tensor, previous_factor: torch.Tensor) -> torch.Tensor:
-    """Return the factor from which the next step starts, ``[..., rows, rank]``.
+def next_factor(summed_factor: torch.Tensor, previous_factor: torch.Tensor) -> torch.Tensor:
+    """Return the factor from which the next step starts, ``[rows, rank]``.
 
     Args:
-        summed_factors: this step's factor, summed over the ranks. If it is usable (see ``are_usable``), it is returned,
+        summed_factor: this step's factor, summed over the ranks. If it is usable (see ``is_usable``), it is returned,
             its longest columns first.
         previous_factor: the factor from which this step started; returned otherwise.
     """
-    is_usable = are_usable(summed_factors)
-    return torch.where(
-        is_usable[:, None, None] if is_usable.dim() else is_usable,
-        longest_columns_first(summed_factors),
-        previous_factor,
-    )
+    return torch.where(is_usable(summed_factor), longest_columns_first(summed_factor), previous_factor)
 
 
 def split_factors_for_tf32(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
-    """Split a basis and factors, ``[..., rows, rank]``, so that their products in TF32 are as exact as in float32.
+    """Split a basis and factors, ``[rows, rank]``, so that their products in TF32 are as exact as in float32.
 
     If the GPU does not round products to TF32, all are returned unchanged. Otherwise each result has three times the
     columns: upper bits (high) and lower bits (low) of the numbers, side by side. The basis becomes

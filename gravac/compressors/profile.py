@@ -7,9 +7,9 @@ the points, and says how they were measured.
 
 **Coding costs** are points ``(CF, encode, decode)``. Their unit is the time that a copy of the tensor takes. They are
 measured on one CPU thread with ``MEASURED_WORLD`` ranks (``gravac bench compressors``,
-docs/measurements/compressors.json). Between points, costs are interpolated in log CF; below the first and above the
-last point, that point's costs are used. On a GPU, these costs may be far from true. A run on a GPU therefore times its
-candidates (``gravac.engine.codec_timing``), and a ``gravac.costmodel.Machine`` may contain other costs.
+record compressors.json of commit 43b3fe07). Between points, costs are interpolated in log CF; below the first and above
+the last point, that point's costs are used. On a GPU, these costs may be far from true. A run on a GPU therefore times
+its candidates (``gravac.engine.codec_timing``), and a ``gravac.costmodel.Machine`` may contain other costs.
 
 **Efficiency** is the fraction of a dense step's progress that a compressed step makes. ``gravac.beliefs`` has the
 efficiency of gravac's compressors; the class of any other compressor declares its own.
@@ -85,7 +85,8 @@ class Profile:
             number of elements; 0: tensors are never joined. Without error feedback, the result for each tensor is
             the same as if it were coded by itself.
         coding_bytes_per_element: maximum memory for coding, in bytes per float32 element, besides gradients and
-            residuals (``make measure-memory``). The lower it is, the larger the batches that a GPU codes at once.
+            residuals (``python -m tests.measure.memory``). The lower it is, the larger the batches that a GPU codes at
+            once.
     """
 
     family: str

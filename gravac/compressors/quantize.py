@@ -25,7 +25,7 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.codebook import SCALE_DTYPE
 from gravac.compressors.draws import Draws
 from gravac.compressors.levels import LevelKind
-from gravac.compressors.messages import Messages, encode, encode_decoded, encode_folded, folds, pad_to_blocks
+from gravac.compressors.messages import Messages, encode, encode_decoded, pad_to_blocks
 from gravac.compressors.packing import SUPPORTED_BITS, packed_bytes
 from gravac.compressors.profile import CostPoints, Profile
 
@@ -139,12 +139,8 @@ class Quantize(Compressor):
         """
         bits = self.bits_at(cf)
         shards = 1 if self.gathers(ctx.world) else ctx.world
-        if ctx.fold is None:
-            message, error = encode(self._rotate_if_set(x, ctx), bits, self.levels, self.block, shards)
-            sent = self._wrap_messages(message.unsqueeze(1), bits)
-        else:
-            message, error = encode_folded(x, ctx.fold, bits, self.levels, self.block, shards)
-            sent = self._wrap_messages(message[:0].unsqueeze(1), bits)
+        message, error = encode(self._rotate_if_set(x, ctx), bits, self.levels, self.block, shards)
+        sent = self._wrap_messages(message.unsqueeze(1), bits)
         unsent_aside: torch.Tensor | None = None
         if self.gathers(ctx.world):
             (messages,) = yield AllGather(message[0])
@@ -166,8 +162,6 @@ class Quantize(Compressor):
             error = error + energy(mean_error) / ctx.world
             if ctx.error_feedback:
                 new_error = corrected_mean - coded_mean
-                if ctx.fold is not None and stored_error is None:
-                    new_error.nan_to_num_(0.0, 0.0, 0.0)  # x may contain NaN or inf; no earlier error can be restored
                 kept_error = new_error if ctx.error_feedback == 1 else new_error.mul_(ctx.error_feedback)
                 ctx.state["second"] = kept_error.view(-1, self.block)
                 unsent_aside = self._from_local_shard(mean_error, -1.0, x.numel(), ctx)
@@ -188,10 +182,6 @@ class Quantize(Compressor):
         x_energy, sample_energy = energy(x), energy(sampled_blocks.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
         sample_errors = [encode(sampled_blocks.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
         return [x_energy * (error / sample_energy) for error in sample_errors]
-
-    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` can itself add the residual: GPU kernels can code the flat gradient, without rotation."""
-        return not self.rotate and folds(gradient, self.block)
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Return the shape that the stored error of coding the mean should have; ``""`` if it has that shape."""

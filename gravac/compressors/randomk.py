@@ -3,8 +3,7 @@
 """Random-k: all ranks send the same k coordinates, drawn anew at each step; no indices are sent.
 
 Source: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (definition 2.1). ``randomk`` is contractive, with gain
-1/CF in expectation, and biased: error feedback sends the rest later. ``scaled_randomk`` multiplies values by elements/k
-instead: unbiased (Wangni et al., NeurIPS 2018), and not contractive.
+1/CF in expectation, and biased: error feedback sends the rest later.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ class RandomK(Compressor):
     name: ClassVar[str] = "randomk"
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
-    error_feedback: ClassVar[float] = 0.5  # on two tasks better than 1: docs/measurements/feedback.json
+    error_feedback: ClassVar[float] = 0.5  # on two tasks better than 1: record feedback.json of commit 43b3fe07
     coding_costs: ClassVar[CostPoints] = ((10, 19.84, 5.45), (100, 4.08, 3.95), (1000, 2.48, 2.21))
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
@@ -57,7 +56,7 @@ class RandomK(Compressor):
         k = k_for(x.numel(), cf)
         selection = self._draw(x.numel(), k, ctx.draws(), x.device)
         wire_dtype, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
-        values = gather(x, selection, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire_dtype)
+        values = gather(x, selection, block, k).mul_(1.0 / ctx.world).to(wire_dtype)
         mean_values = yield AllReduce(values)
         return Reduced(
             mean=scatter(mean_values.to(x.dtype), selection, block, x.numel()),
@@ -72,16 +71,13 @@ class RandomK(Compressor):
         """
         block = self._block(elements)
         block_indices = draws.sample(-(-elements // block), -(-k // block), device)
-        partial_position = torch.full((1,), draws.integer_below(max(1, len(block_indices)), 0), device=device)
+        partial_block = draws.integer_below(max(1, len(block_indices)), 0)
+        partial_position = torch.full((1,), partial_block, dtype=torch.int64, device=device)
         return select_k(block_indices, partial_position, k, block, elements, draws.integer_below(block, 1))
 
     def _block(self, elements: int) -> int:
         """Return how many consecutive coordinates are drawn together: ``block``, or all elements if there are fewer."""
         return min(self.block, max(1, elements))
-
-    def _scale(self, elements: int, k: int) -> float:
-        """Return the factor by which values are multiplied before they are sent, if k of ``elements`` are sent."""
-        return 1.0
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error of flat x at each CF, expected over the draws: ``(1 - k/elements) ‖x‖²``, 0-d."""
@@ -93,30 +89,5 @@ class RandomK(Compressor):
         return unit_roundoff(dtype_of(self.values, torch.float32))
 
 
-class ScaledRandomK(RandomK):
-    """Random-k with values multiplied by elements / k, which makes it unbiased.
-
-    In this factor, ``elements`` is the tensor's number of elements, rounded up to a multiple of ``block``. The settings
-    are the same as for ``RandomK``.
-    """
-
-    name: ClassVar[str] = "scaled_randomk"
-    contractive: ClassVar[bool] = False
-    unbiased: ClassVar[bool] = True
-    error_feedback: ClassVar[float] = 0.0
-    coding_costs: ClassVar[CostPoints] = ((10, 18.84, 3.34), (100, 3.02, 2.06), (1000, 1.40, 0.90))
-
-    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF, expected over the draws: ``(elements/k - 1) ‖x‖²``, 0-d."""
-        return [energy(x) * (self._scale(x.numel(), k_for(x.numel(), cf)) - 1) for cf in cfs]
-
-    def _scale(self, elements: int, k: int) -> float:
-        block = self._block(elements)
-        return -(-elements // block) * block / max(1, k)
-
-
 randomk = RandomK()
 """Random-k with its default settings; ``randomk(values="bfloat16")`` returns a random-k that sends bfloat16 values."""
-
-scaled_randomk = ScaledRandomK()
-"""Unbiased random-k with its default settings."""

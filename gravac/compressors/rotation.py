@@ -162,4 +162,4 @@ def _hadamard_matrix(size: int, scale: float, dtype: torch.dtype, device: torch.
     The matrix is cached, so that it is copied to a device only once.
     """
     rows = [[-1.0 if (row & column).bit_count() % 2 else 1.0 for column in range(size)] for row in range(size)]
-    return torch.tensor(rows, dtype=dtype).mul_(scale).to(device)
+    return torch.tensor(rows, dtype=dtype, device="cpu").mul_(scale).to(device)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flat tensors that are not stored element by element, such as selected coordinates with their values."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,17 +23,6 @@ class Addend(Protocol):
         """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``."""
 
 
-def try_overwrite(numbers: Addend, *denses: torch.Tensor) -> bool:
-    """Overwrite flat tensors with consecutive sections of ``numbers``, and return True if that is possible.
-
-    Otherwise change nothing, and return False. Overwriting is possible if the ``Addend`` has a method ``overwrite``
-    that returns True. Such a method takes the flat tensors and writes the numbers directly, which is faster than adding
-    them to zeros. If it returns False, it changes nothing.
-    """
-    overwrite: Callable[..., bool] | None = getattr(numbers, "overwrite", None)
-    return overwrite is not None and overwrite(*denses)
-
-
 def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
     """Return all elements as a flat tensor: a tensor is only flattened, an ``Addend`` gets the dtype of ``like``.
 
@@ -44,8 +32,7 @@ def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tens
     """
     if isinstance(numbers, torch.Tensor):
         return numbers.reshape(-1)
-    dense = torch.empty_like(like).reshape(-1)
-    return dense if try_overwrite(numbers, dense) else numbers.add_to(dense.zero_())
+    return numbers.add_to(torch.zeros_like(like).reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Contractive, with a ga
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -93,26 +93,6 @@ class TopK(Compressor):
             mean=Sparse(tuple(zip(positions.unbind(), mean_terms.unbind(), strict=True))),
             sent=Sparse(((selection.indices, selected_values.to(x.dtype)),)),
             cf=x.numel() / max(1, selected_values.numel()),
-        )
-
-    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the same key for all tensors; ``None`` in subclasses that override ``select`` or ``rounds``."""
-        cls = type(self)
-        return self.name if cls.select is TopK.select and cls.rounds is TopK.rounds else None
-
-    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of the matrix x, each at its own k coordinates, by a single all-gather."""
-        (count, elements), ctx = x.shape, contexts[0]
-        indices = largest(x, k_for(elements, cf))
-        values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))
-        gathered_values, packed_indices = yield AllGather(values, pack_indices(indices, elements))
-        row_starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
-        positions = (unpack_indices(packed_indices, elements) + row_starts).flatten(1)
-        mean_terms = (gathered_values.to(x.dtype) / ctx.world).flatten(1)
-        return Reduced(
-            mean=Sparse(tuple(zip(positions.unbind(), mean_terms.unbind(), strict=True))),
-            sent=Sparse((((indices + row_starts).view(-1), values.to(x.dtype).view(-1)),)),
-            cf=elements / max(1, indices.shape[1]),
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ a gain of at least ``floor(k/chunk) * chunk / elements``. The gain of a single r
 """
 
 import math
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,25 +16,13 @@ import torch
 from pydantic import Field
 
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, Fold, Reduced, Rounds, energy, k_for
-from gravac.compressors.chunks import (
-    ChunkSelection,
-    FoldedChunks,
-    SparseChunks,
-    chunk_energies,
-    fold_chunks,
-    folds,
-    gather,
-    positions_in_chunks,
-    scatter,
-    select_k,
-    sending_order,
-)
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
+from gravac.compressors.chunks import ChunkSelection, chunk_energies, gather, scatter, select_k
 from gravac.compressors.dtypes import convert_clamped, dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import CostPoints, Profile
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
-from gravac.compressors.sparse import Sparse, as_dense
+from gravac.compressors.sparse import as_dense
 
 ENERGY_DTYPE = torch.bfloat16
 """Number format of the chunks' energies on the wire: half the bytes of float32, and its range."""
@@ -113,8 +101,6 @@ class TopKC(Compressor):
            chunk is sent in part, so that exactly k values are sent.
         3. All-reduce the values of these chunks. If values are quantized, the quantizer's collectives average them.
         """
-        if ctx.fold is not None:
-            return (yield from self._folding_rounds(x, cf, ctx, ctx.fold))
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
         mean_energies = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(ENERGY_DTYPE))
@@ -129,91 +115,6 @@ class TopKC(Compressor):
         return Reduced(
             scatter(mean, selection, chunk, elements), scatter(sent, selection, chunk, elements), elements / max(1, k)
         )
-
-    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the same key for all tensors that divide into whole chunks; ``None`` for all other tensors.
-
-        Also ``None`` if the quantizer of the values rotates them.
-        """
-        elements = torch.Size(ctx.shape).numel()
-        rotates_values = isinstance(self.values, Quantize) and self.values.rotate
-        return None if elements % self.chunk_at(cf) or not elements or rotates_values else self.name
-
-    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of the matrix x, in the steps of ``rounds``; chunks are selected for each row separately.
-
-        Each collective contains what ``rounds`` sends for the first row, then for the second row, and so on.
-        """
-        (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
-        k, flat_x = k_for(elements, cf), x.view(-1)
-        if ctx.fold is not None:
-            return (yield from self._folding_rounds(flat_x, cf, ctx, ctx.fold))
-        mean_energies = yield AllReduce((chunk_energies(flat_x, chunk) / ctx.world).to(ENERGY_DTYPE))
-        chunk_indices = sending_order(mean_energies.view(count, -1), k, chunk)
-        indices = positions_in_chunks(chunk_indices, k, chunk, elements // chunk)
-        values = flat_x.index_select(0, indices)
-        if isinstance(self.values, Quantize):
-            # each row's values are padded with zeros to whole blocks, so that no block has numbers of two rows
-            padded_rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
-            quantized = yield from self.values.rounds(
-                padded_rows.view(-1), self.values.lowest_cf, ctx.excerpt(padded_rows.numel())
-            )
-            mean = as_dense(quantized.mean, padded_rows).view_as(padded_rows)[:, :k].reshape(-1)
-            sent = as_dense(quantized.sent, padded_rows).view_as(padded_rows)[:, :k].reshape(-1)
-        else:
-            mean, sent = yield from _average_values(values, dtype_of(self.values, ctx.dtype), ctx.world)
-        return Reduced(Sparse(((indices, mean),)), Sparse(((indices, sent),)), elements / k)
-
-    def _folding_rounds(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
-        """Average one or several flat gradients in the steps of ``rounds``, by GPU kernels that also add the residuals.
-
-        The kernels write gradients plus residuals into ``fold.unsent``. They then subtract the values that are sent,
-        and update the chunks' energies.
-        """
-        chunk = self.chunk_at(cf)
-        folded_chunks, wire_energies = fold_chunks(x, chunk, fold, ctx.world)
-        elements = folded_chunks.x.numel() // folded_chunks.tensor_count
-        k = k_for(elements, cf)
-        chunk_indices = sending_order((yield AllReduce(wire_energies)).view(folded_chunks.tensor_count, -1), k, chunk)
-        if isinstance(self.values, Quantize):
-            mean, error = yield from self._average_quantized(folded_chunks, chunk_indices, k, ctx)
-        else:
-            mean = yield AllReduce(folded_chunks.take(chunk_indices, k, dtype_of(self.values, ctx.dtype), ctx.world))
-            error = folded_chunks.energy
-        return Reduced(SparseChunks(mean, chunk_indices, k, chunk), Sparse(()), elements / k, error=error)
-
-    def _average_quantized(
-        self, folded_chunks: FoldedChunks, chunk_indices: torch.Tensor, k: int, ctx: Context
-    ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-        """Average the values of selected chunks by the quantizer; return their mean, and the squared error, 0-d.
-
-        The mean is a matrix with a row per tensor: the tensor's k values. If there are several rows, each is padded
-        with zeros to a multiple of the quantizer's ``block``.
-
-        Args:
-            folded_chunks: sums of gradients and residuals, in chunks. The quantizer's error is added to
-                ``folded_chunks.x``, which becomes the residual.
-            chunk_indices: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row
-                per tensor.
-            k: number of values per tensor.
-            ctx: facts about the tensors and the step.
-        """
-        assert isinstance(self.values, Quantize)
-        padding_multiple = self.values.block if folded_chunks.tensor_count > 1 else 1
-        values = folded_chunks.take(chunk_indices, k, torch.float32, multiple=padding_multiple)
-        flat_values, cf = values.view(-1), self.values.lowest_cf
-        fold = Fold(unsent=flat_values) if self.values.folds(flat_values, cf) else None
-        quantized = yield from self.values.rounds(flat_values, cf, replace(ctx.excerpt(values.numel()), fold=fold))
-        sent = quantized.sent
-        unsent = flat_values.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat_values, -1.0)
-        SparseChunks(unsent.view_as(values), chunk_indices, k, folded_chunks.chunk).add_to(folded_chunks.x)
-        # the quantizer's error in the padding does not count
-        error = folded_chunks.energy + energy(unsent.view_as(values)[:, :k].reshape(-1))
-        return as_dense(quantized.mean, values).view_as(values), error
-
-    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` can itself add the residual: a GPU kernel for this flat gradient exists."""
-        return folds(gradient)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error of flat x at each CF, 0-d, as if this rank's energies alone selected the chunks.

@@ -4,8 +4,7 @@
 
 A controller chooses how the next steps run, from measurements that all ranks agreed on. It is a frozen settings object
 without torch, clock or randomness. The same measurements give the same decisions. Therefore ranks decide the same
-without communication, and a run can be replayed from its trace. The state of a controller is plain data that a
-checkpoint can hold.
+without communication. The state of a controller is plain data that a checkpoint can hold.
 
 The engine calls ``observe`` once for every step, in order, with the measurement of that step. The decision that
 ``observe`` returns takes effect ``latency`` steps later. The latency is 2 if a thread of the CPU runs the exchange: the

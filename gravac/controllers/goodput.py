@@ -4,7 +4,7 @@
 
 The controller GraVAC multiplies throughput by gain (share of the energy sent), but gain is not progress. On the task
 ``charlm``, 1-bit compression has gain 0.64, and its step makes 0.91 of a dense step's progress. Top-k at 100x has gain
-0.07, and makes 0.33 (``docs/evidence/matrices.md``). Therefore Goodput uses each candidate's *efficiency*: progress of
+0.07, and makes 0.33 (``docs/evidence/decisions.md``). Therefore Goodput uses each candidate's *efficiency*: progress of
 its step / progress of a dense step. Efficiencies are forecast from committed measurements (``gravac.beliefs``);
 throughput is measured while training. Since a forecast may be wrong, the controller uses the lower bound of each
 efficiency: the efficiency is higher with a probability of 80 % (``Forecast.lower_bound``).

@@ -29,7 +29,7 @@ as many steps will follow as the run has made, and spreads the cost over that nu
 
 After 1-bit steps, AdamW's second moments are too small for other candidates. On the task ``charlm``, a switch raises
 the loss by 0.014 to 0.024 nats for 40 steps. That is the progress of 10 to 20 steps
-(``docs/evidence/measurements.md``)."""
+(``docs/evidence/decisions.md``)."""
 
 COARSE_EFFICIENCY = 0.8
 """Efficiency below which the controller assumes that a quantizer leaves AdamW's second moments as small as 1-bit
@@ -38,7 +38,7 @@ compression does; see ``SETBACK_STEPS``."""
 OUTER_HYSTERESIS = 0.1
 """Relative gain in goodput below which outer steps are not tried or chosen before switchback trials measured their
 progress. The efficiency of outer steps differs more from task to task than that of other candidates
-(``docs/evidence/outer.md``). Also, many outer steps give only a single measurement."""
+(``docs/evidence/results.md``). Also, many outer steps give only a single measurement."""
 
 LEAST_WAITING_FRACTION = 0.03
 """Time that a step waits for its exchange / time of the step, below which no candidate that sends fewer bytes is tried.

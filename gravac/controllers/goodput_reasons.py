@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes texts for the reasons of ``Goodput``'s decisions: step times, and how many more steps a candidate takes.
 
-Texts name a candidate by ``str(candidate)``. Before users see a text, ``gravac.telemetry.descriptions`` replaces each
-name by the candidate's method and bytes.
+Texts name a candidate by ``str(candidate)``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Finding(NamedTuple):
     """Text with which the reason of a decision begins: what the newest steps showed.
 
     Attributes:
-        text: what the steps showed about time, link or progress, such as ``"dense 1x takes 80.1 ms a step"``.
+        text: what the steps showed about time, link or progress, such as ``"dense float32 takes 80.1 ms a step"``.
         omit_if_best: whether the rest of the reason states the same facts if the candidate that ran stays or becomes
             the best; the text is then left out.
     """

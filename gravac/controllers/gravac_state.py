@@ -14,23 +14,41 @@ from gravac.controllers.window import Window
 WARM_UP: Final = "warm-up"
 EXPLORE: Final = "explore"
 EXPLOIT: Final = "exploit"
+LOOK: Final = "look"
+
+Phase = Literal["warm-up", "explore", "exploit", "look"]
+"""What the steps are for: residuals settle at the lowest CF; a candidate is evaluated; the chosen candidate runs; the
+gains of CFs are computed in a dense step, without sending."""
 
 
 @dataclass(frozen=True, slots=True)
 class GravacEntry:
-    """Measurement of a candidate over the window (steps between two decisions) in which the candidate ran.
+    """Measurement of a candidate.
 
     Attributes:
         position: index of the candidate in ``GravacState.candidates``.
-        gain: share of the energy that was sent in the window, at most 1.
-        t_compression: compression throughput: samples per second over all ranks, times gain.
-        window: number of windows that had ended when the candidate was measured; shows how old the measurement is.
+        step: number of training steps observed when the candidate was measured; shows how old the measurement is.
+        t_system: samples per second over all ranks.
+        fastest: upper bound of ``t_system``: at a step time two standard errors below the median.
+        limit: samples per second if training never waited for the exchange; no higher CF can be faster. ``None``: not
+            known.
+        gain: share of the energy that was sent.
+        complete: whether the gain is that of a whole window, so that ``t_compression`` counts; always so for dense,
+            whose gain is 1.
     """
 
     position: Count
+    step: Count
+    t_system: Amount
+    fastest: Amount
     gain: Finite
-    t_compression: Finite
-    window: Count
+    limit: Amount | None = None
+    complete: bool = True
+
+    @property
+    def t_compression(self) -> float:
+        """Compression throughput: samples per second over all ranks, times gain."""
+        return self.t_system * max(self.gain, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +60,22 @@ class GravacState:
     Attributes:
         candidates: candidates to choose from: dense first, then dense in 16 bit if it is a candidate; then ascending by
             wire ratio.
-        phase: ``"warm-up"``, ``"explore"`` (a search) or ``"exploit"`` (the chosen candidate runs).
+        phase: see ``Phase``.
         position: index, in ``candidates``, of the candidate that runs.
         window: statistics of the steps since the last window ended.
         floor: index of the candidate at θ_min, the lowest CF in use.
-        threshold: ε, the gain below which a CF is refused; absolute.
-        queue: indices of the candidates still to be tried in this search, in this order.
-        entries: measurements of the candidates whose gain is high enough.
+        dwell: smallest number of steps from one search to the next. Dense also runs for at least this many steps the
+            next time that it is chosen, or that no gain is high enough.
+        threshold: ε, the gain below which a CF is refused; absolute. ``None``: not known, since the lowest CF has not
+            run for a whole window.
+        refused: lowest index of the CFs that this search refused, for lack of gain; ``None``: none.
+        entries: newest measurement of each candidate since the link or the machine last changed.
+        searched: number of steps observed when the present search, or the last one, began.
+        warm: number of steps after which the warm-up at the lowest CF ends.
         reference: gain of the chosen candidate when it was chosen; ``None`` if θ_min or dense runs because a gain fell
             below ε.
-        windows: number of windows that have ended.
-        rest_until: number of windows that must have ended before a changed gain may start a new search. If dense runs
-            for lack of gain, dense also stays until then.
-        dwell: smallest number of windows from one search to the next. Dense also runs for at least this many windows
-            the next time that no gain is high enough.
+        rest_until: number of steps that must have been observed before CFs are evaluated again, unless the link, the
+            machine or the learning rate changes.
         speed: samples per second in the first window of the chosen candidate; ``None`` before that window.
         off: number of consecutive windows in which samples per second differed too much from ``speed``.
         rate: learning rate in the first window of the chosen candidate; ``None`` if not known.
@@ -63,22 +83,24 @@ class GravacState:
         steps: number of training steps observed.
         dense_steps: number of training steps that ran dense because no gain was high enough.
         floor_steps: number of training steps that ran the candidate at θ_min (``floor``).
+        exchange_s: predicted seconds of each candidate's exchange; ``None``: not known.
         native: CFs (1 or 2) of the dense candidates for which DDP may exchange by itself.
         by_itself: whether DDP exchanges by itself, in native steps; possible only if the running candidate is dense.
         energy: largest ``Measurement.energy`` of a hook step so far; 0: no step was measured.
     """
 
     candidates: tuple[Candidate, ...]
-    phase: Literal["warm-up", "explore", "exploit"]
+    phase: Phase
     position: Count
     window: Window
     floor: Count
     dwell: Count
-    threshold: Finite = 0.0
-    queue: tuple[Count, ...] = ()
+    threshold: Finite | None = None
+    refused: Count | None = None
     entries: tuple[GravacEntry, ...] = ()
+    searched: Count = 0
+    warm: Count = 0
     reference: Finite | None = None
-    windows: Count = 0
     rest_until: Count = 0
     speed: Finite | None = None
     off: Count = 0
@@ -87,6 +109,7 @@ class GravacState:
     steps: Count = 0
     dense_steps: Count = 0
     floor_steps: Count = 0
+    exchange_s: tuple[Amount | None, ...] = ()
     native: tuple[Finite, ...] = ()
     by_itself: bool = False
     energy: Amount = 0.0
@@ -117,14 +140,25 @@ class GravacState:
         return self.lowest_position < len(self.candidates)
 
     @property
-    def positions_after_lowest(self) -> tuple[int, ...]:
-        """Indices to try after ``lowest_position``: dense in 16 bit if it is a candidate, then higher CFs."""
-        return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest_position)
+    def compressed_positions(self) -> range:
+        """Indices of the candidates that compress, by ascending CF."""
+        return range(self.lowest_position, len(self.candidates))
 
     @property
     def rests_at_dense(self) -> bool:
         """True if dense runs because no gain was high enough, and not because dense was fastest."""
-        return self.phase == EXPLOIT and self.running.dense and self.reference is None
+        return self.phase in (EXPLOIT, LOOK) and self.running.dense and self.reference is None
+
+    def entry(self, position: int, expire: int) -> GravacEntry | None:
+        """Return the measurement of a candidate; ``None`` if there is none, or if it is ``expire`` steps old."""
+        return next(
+            (entry for entry in self.entries if entry.position == position and self.steps - entry.step < expire), None
+        )
+
+    def with_entry(self, entry: GravacEntry) -> "GravacState":
+        """Return the state in which ``entry`` is the measurement of its candidate."""
+        others = (other for other in self.entries if other.position != entry.position)
+        return replace(self, entries=(*others, entry))
 
     def count_steps(self, measured: Measurement) -> "GravacState":
         """Return the state with counts of steps, largest energy and learning rate updated by one more measurement."""
@@ -140,23 +174,23 @@ class GravacState:
             + measured.steps * (candidate == self.candidates[self.floor] and self.compresses),
         )
 
-    def rest_at_dense(self, dwell: int) -> "GravacState":
-        """Return the state in which dense runs for some windows, since no gain is high enough.
-
-        The next time, dense will run for twice as many windows.
+    def rest_at_dense(self, dwell: int, position: int | None = None, reference: float | None = None) -> "GravacState":
+        """Return the state in which dense runs for some steps. The next time, it runs for twice as many.
 
         Args:
-            dwell: number of windows for which dense runs at least; the state's own ``dwell`` is used if larger.
+            dwell: number of steps for which dense runs at least; the state's own ``dwell`` is used if larger.
+            position: index of the dense candidate to run; ``None``: the one that sends fewest bytes.
+            reference: 1.0 if dense was fastest; ``None`` if no gain was high enough.
         """
-        rest_windows = max(self.dwell, dwell)
+        rest_steps = max(self.dwell, dwell)
         return replace(
             self,
             phase=EXPLOIT,
-            position=self.fallback_position,
-            queue=(),
-            reference=None,
-            rest_until=self.windows + rest_windows,
-            dwell=2 * rest_windows,
+            position=self.fallback_position if position is None else position,
+            reference=reference,
+            searched=self.searched if reference is not None else self.steps,  # gains of the last search no longer hold
+            rest_until=self.steps + rest_steps,
+            dwell=2 * rest_steps,
         )
 
     @property

@@ -56,18 +56,18 @@ belief of a larger deviation is not widened: that belief already admits almost a
 COST_WEIGHT = 2.0
 """Factor by which ``expected_gain_steps`` multiplies the cost of trials of a candidate that would not run without them.
 The cost is certain, but the gain is an expectation of beliefs. Trials of a candidate that runs anyway count at their
-cost, since they protect the run from a wrong belief. Before this factor, six runs of ``make measure-programs-links``
-without a limit on the link made a trial of outer steps. After the trial, each run averaged gradients in each step
-again."""
+cost, since they protect the run from a wrong belief. Before this factor, six runs of record programs_links.json of
+commit 43b3fe07 made a trial of outer steps, without a limit on the link. After the trial, each run averaged gradients
+in each step again."""
 
 FIRST_TRIAL_FRACTION = 0.03
 """Fraction of a run's steps in which no switchback trial begins, since the loss falls too fast at first."""
 
 HIGHEST_EFFICIENCY = 1.0
 """Highest efficiency that ``expected_gain_steps`` counts on, unless trials already measured a higher one: a step of any
-candidate makes at most the progress of a dense step. None of the runs of ``make measure-progress`` showed more. Without
-this limit, a wide belief makes trials seem worth their cost even if the candidate's steps take longer than those of the
-best candidate."""
+candidate makes at most the progress of a dense step. None of the runs in record progress.json of commit 43b3fe07 showed
+more. Without this limit, a wide belief makes trials seem worth their cost even if the candidate's steps take longer
+than those of the best candidate."""
 
 SMALLEST_RATIO_DIVISOR = 0.3
 """Smallest number by which ``expected_gain_steps`` divides. It estimates the standard deviation of the logarithm of a

@@ -58,8 +58,9 @@ RATIO_BIAS = 0.1
 OUTER_OVERSTATEMENT = 1.3
 """Factor by which switchback trials of outer steps overstate a ratio of efficiencies, in comparison with whole runs.
 The reason: ``SETTLING_STEPS`` after outer steps ended, averaged weights still lower the loss by an amount that later
-shrinks. The factor is a geometric mean over the four training programs of ``make measure-switchback``; the standard
-error of its logarithm is 0.09. For candidates that average gradients in each step, the factor is 1 within its error."""
+shrinks. The factor is a geometric mean over the four training programs of record switchback.json of commit 43b3fe07;
+the standard error of its logarithm is 0.09. For candidates that average gradients in each step, the factor is 1 within
+its error."""
 
 READING_NOISE = 0.2
 """Standard deviation of the ratio of efficiencies that a switchback trial measures, due to the noise of the readings of

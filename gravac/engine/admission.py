@@ -13,12 +13,20 @@ from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Form
 from gravac.beliefs import Belief, beliefs_in_force
-from gravac.candidate import Candidate, Dropped, Forecast
+from gravac.candidate import Candidate, Dropped, Forecast, describe_exchange
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.compressors import Compressor, Profile
+from gravac.compressors import Compressor, Profile, ladder
+from gravac.controllers import Goodput
 from gravac.costmodel import Machine, Network, predict
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
+
+LEAST_HOOK_EFFICIENCY = 0.45
+"""Lower bound of efficiency below which Goodput does not run a method of the default ladder in hook steps.
+
+Nobody named these methods, and Goodput assumes that steps lost to compression can be made up for by more steps. Of low
+rank 2 (lower bound 0.37) that is not so: with AdamW it raised a loss that dense steps had reached, to five times.
+"""
 
 SAME_RATIO = 1.01
 """Two candidates count as sending the same bytes if their wire ratios differ by at most this factor."""
@@ -100,9 +108,11 @@ def admit(
         profile = compressor.profile(cf, world=world, shapes=compressed_shapes)
         belief = efficiency_belief(profile)
         coding_s, exchange_s = expected_seconds(compressor, cf)
+        method, ratio = compressor.method_at(cf), wire_ratio(dense_bytes, averager.wire_bytes(forms, compressor, cf))
+        sends = describe_exchange(method, ratio) if compressor.compresses else method
         return Forecast(
-            candidate=Candidate("hook", compressor.name, cf),
-            wire_ratio=wire_ratio(dense_bytes, averager.wire_bytes(forms, compressor, cf)),
+            candidate=Candidate("hook", compressor.name, cf, sends=sends),
+            wire_ratio=ratio,
             efficiency=belief.efficiency,
             family=profile.family,
             by_gain=profile.efficiency_by_gain,
@@ -110,7 +120,7 @@ def admit(
             exchange_s=exchange_s,
             apart=profile.efficiency_apart,
             deviation=belief.deviation,
-            method=compressor.method_at(cf),
+            method=method,
         )
 
     return select(policy, forecast)
@@ -170,20 +180,23 @@ def select(policy: Policy, predict_forecast: Predict) -> Admission:
     return Admission(tuple(forecasts), tuple(dropped))
 
 
-def drop_below_efficiency(admission: Admission, least_efficiency: float | None) -> Admission:
+def drop_below_efficiency(admission: Admission, policy: Policy) -> Admission:
     """Return an admission without the candidates that may make too little progress in a step.
 
     A candidate stays in two cases. The lower bound of its efficiency (progress of a step / progress of a dense step) is
-    at least ``least_efficiency``. Or the candidate averages dense gradients in each step, in float32 or 16 bit.
+    at least as high as required. Or the candidate averages dense gradients in each step, in float32 or 16 bit.
 
     Args:
         admission: forecasts of all candidates, and candidates that were dropped before.
-        least_efficiency: smallest lower bound of efficiency that is allowed, in (0, 1]; ``None``: all candidates stay.
+        policy: its ``least_efficiency`` is required of all candidates. If that is ``None``, only hook steps must reach
+            ``LEAST_HOOK_EFFICIENCY``, and only if Goodput chooses from the default ladder.
     """
-    if least_efficiency is None:
-        return admission
+    required = hook_required = policy.least_efficiency or 0.0
+    if policy.least_efficiency is None and isinstance(policy.controller, Goodput) and policy.base == ladder:
+        hook_required = LEAST_HOOK_EFFICIENCY
     forecasts, dropped = list[Forecast](), [*admission.dropped]
     for forecast in admission.forecasts:
+        least_efficiency = hook_required if forecast.candidate.mode == "hook" else required
         lower_bound = forecast.least_efficiency
         if _synchronous_and_dense(forecast) or lower_bound >= least_efficiency:
             forecasts.append(forecast)
@@ -215,8 +228,8 @@ def with_native(admission: Admission, native_cfs: Sequence[float]) -> Admission:
         if candidate.mode != "hook" or not candidate.dense or candidate.cf not in native_cfs:
             forecasts.append(forecast)
             continue
-        native_candidate = Candidate("native", candidate.compressor, candidate.cf)
         format_name = f"float{32 / candidate.cf:.0f}"
+        native_candidate = Candidate("native", candidate.compressor, candidate.cf, sends=f"dense {format_name}")
         family = "native" if candidate.cf == 1 else f"native {format_name}"
         coding_s = None if forecast.coding_s is None else 0.0
         native_forecast = replace(

@@ -180,7 +180,7 @@ def schedule_of(agreement: Agreement) -> AgreementSchedule:
 
 @contextmanager
 def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
-    """Return a context manager that adds to an ``ExchangeError`` the step, what was exchanged, and the candidate.
+    """Return a context manager that adds to an ``ExchangeError`` the training step, what was exchanged, the candidate.
 
     Args:
         state: state of the run, with the step and the candidate.
@@ -189,8 +189,9 @@ def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except ExchangeError as failure:
+        since_text = f" (since step {state.trained})" if state.covered > 1 else ""
         raise ExchangeError(
-            f"gravac: step {state.step}, exchange of {what()}, {state.candidate}: {failure}"
+            f"gravac: step {state.training_step}{since_text}, exchange of {what()}, {state.candidate}: {failure}"
         ) from failure.__cause__
 
 

@@ -36,7 +36,7 @@ MAX_ELEMENTS = 1 << 24
 """Largest number of elements that are encoded and decoded to time coding: far more than a GPU's caches hold."""
 
 UNTIMED_STEPS = 2
-"""Number of untimed steps of each candidate, before the timed ones: the first compiles kernels and has no residual."""
+"""Number of untimed steps of each candidate, before the timed ones: the first makes tables and has no residual."""
 
 TIMED_STEPS = 3
 """Number of timed steps of each candidate."""

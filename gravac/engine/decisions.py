@@ -47,12 +47,14 @@ class RecordSettings:
         settings: the run's settings, which ``RunRecord`` contains.
         history: largest number of decision records that the run's state keeps, the newest ones; the log gets all
             records.
+        controller_note: text for ``RunRecord`` that names the controller.
     """
 
     samples_per_step: float | None = None
     steps_per_epoch: int | None = None
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     history: int = 1000
+    controller_note: str = ""
 
 
 class Deciding:
@@ -146,8 +148,11 @@ class Deciding:
         else:
             state.controller, self.decision = self._controller.start(self.forecasts)
         settings = dict(self._record_settings.settings)
-        self.emit(RunRecord(settings, world, self.forecasts, admission.dropped, self._timed_cfs))
-        if self.restored_controller_state is not None and self.decision.reason:
+        note = self._record_settings.controller_note
+        self.emit(RunRecord(settings, world, self.forecasts, admission.dropped, self._timed_cfs, controller_note=note))
+        if self.restored_controller_state is None:
+            self._record_decision(state, state.trained, changes_candidates=True)
+        elif self.decision.reason:
             self._record_decision(state, state.trained, state.candidate != self.decision.candidate)
         return self.decision
 
@@ -232,7 +237,12 @@ class Deciding:
         assert self.decision is not None
         decision = with_cost(self.decision, self.forecasts, self._controller) if changes_candidates else self.decision
         record = decision_record(
-            first_step, decision, changes_candidates, state.gain, self._record_settings.steps_per_epoch
+            first_step,
+            decision,
+            changes_candidates,
+            state.gain,
+            self._record_settings.steps_per_epoch,
+            self.forecasts,
         )
         state.history.append(record)
         self._shorten_history(state)

@@ -28,6 +28,7 @@ which torch exchanges and gravac only measures times.
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -38,7 +39,7 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece, ShardPlace
 from gravac.averaging.tensors import flat, memory_shape, refuse_complex
-from gravac.candidate import DENSE, Candidate, Mode
+from gravac.candidate import DENSE, Candidate, Mode, named
 from gravac.collectives import Ledger
 from gravac.controllers.base import Decision
 from gravac.engine.agreement import (
@@ -57,7 +58,7 @@ from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
 from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import texts_of_tensors
-from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both_true
+from gravac.exchange.executor import Executor, Job, Mark, Number, Returning, Verdict, both_true
 from gravac.guarded import GuardedCaller
 from gravac.measurement import LocalMeasurement
 
@@ -120,6 +121,7 @@ class Engine:
         self.shard_places: Mapping[str, ShardPlace] = {}
         self._open_executor = open_executor
         self._executor: Executor | None = None
+        self._closing: weakref.finalize[..., Engine] | None = None
         self._ledger = Ledger()
         self._agreement: Agreement | None = None
         self._schedule: AgreementSchedule | None = None
@@ -192,6 +194,8 @@ class Engine:
         self.state.rank, self.state.world = executor.rank, executor.world
         self.deciding.set_latency(executor.latency, timed_cfs)
         self._executor, self._ledger = executor, executor.ledger
+        self._closing = weakref.finalize(self, executor.close, wait=False)  # for a run that nobody closes
+        self._closing.atexit = False
         self._agreement = Agreement(executor, self.state, self._observe)
         self._schedule = schedule_of(self._agreement)
 
@@ -258,6 +262,13 @@ class Engine:
         stores = (feedback.residual, feedback.releasing)
         addends_by_name = {name: [store[name].float() for store in stores if name in store] for name in names}
         return {name: torch.stack(addends).sum(0) / loss_scale for name, addends in addends_by_name.items()}
+
+    def residual_norm(self) -> float:
+        """Return the norm of all residuals, divided by the loss scale. Called while no job is in flight."""
+        feedback = self.averager.feedback
+        residuals = [residual for store in (feedback.residual, feedback.releasing) for residual in store.values()]
+        squared_norm = sum(float(residual.float().square().sum()) for residual in residuals)
+        return math.sqrt(squared_norm) / float(self.state.loss_scale or 1.0)
 
     def change_mode(self, mode: Mode) -> None:
         """Prepare for steps of another mode: drop all residuals, which do not fit what the new mode exchanges.
@@ -345,6 +356,22 @@ class Engine:
         self._hand_over(final_segment, group, is_last)
         return handle
 
+    def run_in_step(self, description: str, job: Job, then: Then) -> None:
+        """Start a job that exchanges something else than gradients within a step. Called on every rank.
+
+        Args:
+            description: description of what the job exchanges, for error messages.
+            job: generator of collectives, the same on every rank.
+            then: function that is called with ``None`` when the job has ended, or with the exception if it failed.
+        """
+
+        def run() -> Job:
+            with named_failure(self.state, lambda: description):
+                yield from job
+            then(None)
+
+        self.executor.exchange(run(), then, self.device, lambda: False)
+
     def flush(self) -> None:
         """Start to average all gradients that the source handed over so far; called on all ranks at the same point."""
         self._hand_over(None, None, is_last=True)
@@ -401,10 +428,10 @@ class Engine:
                 buffer = job_groups[0].buffer if len(job_groups) == 1 else None
                 finite = functools.reduce(both_true, (ready_group.finite for ready_group in job_groups))
                 yield from self.averager.average(pieces, self._plan, buffer, finite)
-            if self._ranks_with_inputs.counted:
-                ratio_of_ranks = self.averager.world / self._ranks_with_inputs.number(self.executor)
-                for piece in pieces:
-                    piece.flat.mul_(ratio_of_ranks)
+                if self._ranks_with_inputs.counted:
+                    ratio_of_ranks = self.averager.world / self._ranks_with_inputs.number(self.executor)
+                    for piece in pieces:
+                        piece.flat.mul_(ratio_of_ranks)
             for ready_group in job_groups:
                 ready_group.done()
 
@@ -444,14 +471,14 @@ class Engine:
         """Counts of this rank's collectives and bytes since ``use``, also after ``close``; 0 before ``use``."""
         return self._ledger
 
-    def sum_over_ranks(self, description: str, numbers: Sequence[float]) -> RankSums:
+    def sum_over_ranks(self, description: str, numbers: Sequence[Number]) -> RankSums:
         """Start to sum numbers over the ranks; return a handle of the sums. Called on every rank, between two steps.
 
         Args:
             description: description of the numbers, for error messages.
             numbers: this rank's numbers; every rank has as many.
         """
-        return RankSums(self.executor, description, numbers)
+        return RankSums(self.executor, self._with_step(description), numbers)
 
     def run_between_steps(self, description: str, job: Returning[T]) -> JobResult[T]:
         """Start a job that is not part of a step; return a handle of its result.
@@ -463,7 +490,11 @@ class Engine:
             job: generator that yields collectives, the same on every rank; it may read tensors' values, for which
                 the host waits.
         """
-        return JobResult(self.executor, description, job, self.device)
+        return JobResult(self.executor, self._with_step(description), job, self.device)
+
+    def _with_step(self, description: str) -> str:
+        """Return the description of an exchange between two steps, with the number of the next training step."""
+        return f"step {self.state.trained + self.state.native.made}, {description}"
 
     # the executor
 
@@ -514,6 +545,8 @@ class Engine:
         """
         if self._executor is not None and self._agreement is not None:
             executor, self._executor = self._executor, None
+            if self._closing is not None:
+                self._closing.detach()
             if failure is not None:
                 executor.abandon(failure)
             executor.close()
@@ -537,6 +570,7 @@ class Engine:
         state, executor, forms = self.state, self.executor, self.forms or inputs.forms
         if self.decision is None:
             self._first_decision(forms)
+        state.covered = inputs.steps
         self.schedule.step_begins(state.step)
         self._ranks_with_inputs.start(executor, inputs.takes_part, self.device)
         self._rescale(inputs.loss_scale)
@@ -607,7 +641,8 @@ class Engine:
             )
         if previous_candidate is not None and previous_candidate.mode == inputs.mode and not inputs.dense:
             return Decision(replace(previous_candidate, every=steps_per_exchange))
-        return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, steps_per_exchange))
+        dense_candidate = Candidate(inputs.mode, DENSE, self.averager.dense.cf, steps_per_exchange)
+        return Decision(named(dense_candidate, self.deciding.forecasts))
 
     def _rescale(self, loss_scale: Number | None) -> None:
         """Store the loss scale; if it changed, multiply residuals and sums of gradients by new scale / old scale."""
@@ -634,7 +669,8 @@ class Engine:
         assert measurement is not None
         measurement.loss, measurement.probe, measurement.forward_s = loss, probe, forward_s
         add_times(measurement)
-        self.averager.commit(self.executor.everywhere)
+        with named_failure(state, lambda: "whether all gradients were finite"):
+            self.averager.commit(self.executor.everywhere)
         if measurement.candidate.mode == "native":
             measurement.elements = self._model_elements
         measurement.close(self.executor)
@@ -646,6 +682,7 @@ class Engine:
         self.schedule.step_ends(state.step)
         state.step += 1
         state.trained += measurement.steps
+        state.covered = 1
 
     def _send_ended_steps(self) -> None:
         """Start to sum the measurements of all ended steps over the ranks; called by the executor."""

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from gravac.exchange.executor import Executor, Job, Returning
+from gravac.exchange.executor import Executor, Job, Number, Returning
 from gravac.exchange.failures import ExchangeError
 from gravac.guarded import GuardedCaller
 
@@ -113,7 +113,7 @@ class RankSums:
         numbers: this rank's numbers; every rank has as many.
     """
 
-    def __init__(self, executor: Executor, description: str, numbers: Sequence[float]) -> None:
+    def __init__(self, executor: Executor, description: str, numbers: Sequence[Number]) -> None:
         self._executor, self._description = executor, description
         self._sums_in_flight: Any = None
         self._sums_future: Future[list[float]] = Future()

@@ -80,7 +80,7 @@ class RanksWithInputs:
         """
         self._in_flight = self._rank_count = None
         if takes_part is not None:
-            takes_part_flag = torch.full((1,), float(takes_part), device=device)
+            takes_part_flag = torch.full((1,), float(takes_part), dtype=torch.float32, device=device)
             with named_failure(self._state, lambda: INPUTS_LEFT_TEXT):
                 self._in_flight = executor.launch([AllReduce(takes_part_flag)])
 

@@ -6,25 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from gravac.candidate import Candidate, Forecast
+from gravac.candidate import Candidate, Forecast, named
 from gravac.collectives import wire_ratio
 from gravac.controllers.base import (
     Controller,
     Decision,
     Measurement,
     Progress,
-    Summary,
     cost_at_equal_samples,
     has_flag,
 )
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
 from gravac.measurement import LocalMeasurement
-from gravac.telemetry.records import DecisionRecord, ProgressRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, EndRecord, ProgressRecord, StepRecord
 
 
 def decision_record(
-    step: int, decision: Decision, changed: bool, gain: float | None, steps_per_epoch: float | None
+    step: int,
+    decision: Decision,
+    changed: bool,
+    gain: float | None,
+    steps_per_epoch: float | None,
+    forecasts: Sequence[Forecast],
 ) -> DecisionRecord:
     """Return the log record of a decision.
 
@@ -33,24 +37,22 @@ def decision_record(
         decision: what the controller decided.
         changed: whether the decision changes which candidates run.
         gain: gain of the last step that the ranks agreed on; used if the decision has no summary of a window. ``None``:
-            the gain was not finite, or no step was agreed on yet; 0 is recorded.
+            the gain was not finite, or no step was agreed on yet.
         steps_per_epoch: number of steps of an epoch; the reason then ends with the epoch, such as ``(epoch 1.50)``.
             ``None``: it does not.
+        forecasts: forecasts of the candidates that the run may choose; they know what the candidate sends in words.
     """
-    last_gain = 0.0 if gain is None else gain
-    summary = decision.summary or Summary(
-        phase="", gain=last_gain, gain_low=last_gain, gain_high=last_gain, t_system=None, t_compression=None
-    )
+    candidate = named(decision.candidate, forecasts)
+    window_numbers: dict[str, Any] = {"phase": "", "gain": gain, "gain_low": gain, "gain_high": gain}
+    window_numbers |= {"t_system": None, "t_compression": None}
+    if decision.summary is not None:
+        window_numbers = asdict(decision.summary)
     return DecisionRecord(
         step=step,
-        compressor=decision.candidate.compressor,
-        cf=decision.candidate.cf,
         changed=changed,
         reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
-        every=decision.candidate.every,
-        delay=decision.candidate.delay,
-        mode=decision.candidate.mode,
-        **asdict(summary),
+        **asdict(candidate),
+        **window_numbers,
     )
 
 
@@ -69,10 +71,10 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
     forecast = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
     if forecast is None or has_flag(controller, "states_cost"):
         return decision
-    cost = cost_at_equal_samples(forecast.efficiency, forecast.least_efficiency)
+    cost = cost_at_equal_samples(forecast.efficiency, forecast.efficiency)  # the controller does not use a bound of it
     if not cost:
         return decision
-    reason = f"{decision.reason}; {decision.candidate} needs" if decision.reason else f"run {decision.candidate}, with"
+    reason = f"{decision.reason}; {forecast.candidate} needs" if decision.reason else f"run {forecast.candidate}, with"
     return replace(decision, reason=f"{reason} {cost}")
 
 
@@ -147,6 +149,19 @@ def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord
     """
     trial_results = {field.name: getattr(progress, field.name) for field in fields(progress)}
     return ProgressRecord(step=measured.first, **trial_results)
+
+
+def end_record(state: RunState, forecasts: Sequence[Forecast], cf: float) -> EndRecord:
+    """Return the log record of a run's end.
+
+    Args:
+        state: state of the run.
+        forecasts: forecasts of the run's candidates, dense candidates first, then ascending by wire ratio.
+        cf: compression factor of the newest decision.
+    """
+    candidates = [forecast.candidate for forecast in forecasts]
+    steps_at = tuple((named(candidate, forecasts), steps) for candidate, steps in state.totals.steps_at.items())
+    return EndRecord(state.trained, {**totals(state, candidates), "cf": cf}, steps_at)
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:

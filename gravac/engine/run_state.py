@@ -82,6 +82,7 @@ class RunState:
     Attributes:
         step: number of the engine's steps made.
         trained: number of training steps made.
+        covered: number of training steps that the engine's present step covers; 1 between two steps.
         rank: number of this rank among the ranks that average.
         world: number of ranks that average.
         candidate: candidate of the last step; ``None`` before the first.
@@ -115,6 +116,7 @@ class RunState:
 
     step: int = 0
     trained: int = 0
+    covered: int = 1
     rank: int = 0
     world: int = 1
     candidate: Candidate | None = None
@@ -135,6 +137,11 @@ class RunState:
     candidates: list[list[str | float]] = field(default_factory=list)
     native: NativeState = field(default_factory=NativeState)
     outer: ModeState | None = None
+
+    @property
+    def training_step(self) -> int:
+        """Number of the present training step, counted from 0; the last one that the engine's present step covers."""
+        return self.trained + self.covered - 1
 
     def dump(self) -> dict[str, Any]:
         """Return the state as a dict of JSON types and tensors (not copies), without the controller's state.

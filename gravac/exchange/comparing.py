@@ -120,7 +120,8 @@ def compare(texts: Mapping[str, str]) -> Comparison:
     if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
         return
     encoded_texts = json.dumps(dict(texts)).encode()
-    lengths = [int(length) for length in (yield torch.tensor([len(encoded_texts)]))]
+    own_length = torch.tensor([len(encoded_texts)], dtype=torch.int64, device="cpu")
+    lengths = [int(length) for length in (yield own_length)]
     encoded_rows = yield _bytes_tensor(encoded_texts.ljust(max(lengths)))
     raise SettingsError(difference([json.loads(row.numpy().tobytes()) for row in encoded_rows]))
 

@@ -96,7 +96,7 @@ class CudaDevice:
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a new, uninitialized tensor in pinned host memory, with a tensor's shape and dtype."""
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
     @property
     def capturing(self) -> bool:

@@ -171,8 +171,12 @@ class Executor(Protocol):
         May be called by any thread, and also between two steps.
         """
 
-    def close(self) -> None:
-        """End the executor when all queued work has ended, or has failed because a rank does not answer."""
+    def close(self, wait: bool = True) -> None:
+        """End the executor when all queued work has ended, or has failed because a rank does not answer.
+
+        Args:
+            wait: False: return at once, and free threads and process groups later. May then be called by any thread.
+        """
 
 
 def both_true(first: Verdict, second: Verdict) -> Verdict:

@@ -170,7 +170,7 @@ class Fifo:
         self._flight_began_s = 0.0
         self._failure: BaseException | None = None
         self._abandon_failure: BaseException | None = None
-        self._refuses_work = False
+        self._refuses_work = self._ends_alone = False
         self._thread = threading.Thread(target=self._run_exchange_thread, name="gravac-exchange", daemon=True)
         self._waiting_threads = [
             threading.Thread(target=self._run_waiting_thread, args=(self._wait_queue,), name="gravac-wait", daemon=True)
@@ -236,7 +236,7 @@ class Fifo:
 
         Called on the exchange thread.
         """
-        sums = [AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors]
+        sums = [AllReduce(torch.tensor(vector, dtype=torch.float64, device="cpu")) for vector in vectors]
         return self._launch(self._agree_transport, sums)
 
     def agreed(self, started: list[Pending]) -> list[list[float]]:
@@ -321,22 +321,26 @@ class Fifo:
         self._abandon_failure = failure
         self._inbox.put(_Abandon(failure))
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """End the threads when all queued work has ended, and destroy the process groups that only gravac uses.
 
-        Waits for at most ``JOIN_SECONDS`` until the work has ended, and makes the rest fail. Then waits for at most
-        ``JOIN_SECONDS`` for each thread. If this rank failed, the method also waits for at most ``LINGER_SECONDS``
-        until the other ranks have read its error.
+        Waits for at most ``JOIN_SECONDS`` until the work has ended, and makes the rest fail. Collectives that are still
+        in flight then fail, too, so that no thread waits for them. If this rank failed, the method also waits for at
+        most ``LINGER_SECONDS`` until the other ranks have read its error.
 
-        Also called when the interpreter exits, since a thread that still uses a process group would then abort the
-        process. Does nothing in a forked process, which has no such threads.
+        Also called when the interpreter exits: a thread that still waits for a collective would then abort the process.
+        Does nothing in a forked process, which has no such threads.
+
+        Args:
+            wait: False: return at once; the exchange thread then does the rest when the queued work has ended.
         """
-        atexit.unregister(self.close)
         if os.getpid() != self._creator_pid:
             return
+        self._ends_alone = not wait
         self._inbox.put(None)
-        if threading.current_thread() is self._thread:
+        if not wait or threading.current_thread() is self._thread:
             return
+        atexit.unregister(self.close)
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             closing_text = (
@@ -344,20 +348,30 @@ class Fifo:
             )
             self.abandon(ExchangeError(closing_text))
             self._thread.join(JOIN_SECONDS)
-        if not self._thread.is_alive():
-            for waiting_thread in self._waiting_threads:
-                waiting_thread.join(JOIN_SECONDS)
-            if not any(waiting_thread.is_alive() for waiting_thread in self._waiting_threads):
-                self._destroy_groups()
-        else:
+        if self._thread.is_alive():
             self._refuse_all_work()  # the thread is stuck, so the queued work is made to fail here
+        self._release()
         self._failures.linger()
 
-    def _destroy_groups(self) -> None:
+    def _release(self) -> None:
+        """End the waiting threads, and destroy the process groups that only gravac uses."""
+        if self._failure is not None or self._abandon_failure is not None:
+            self._interrupt()
+        for waiting_thread in self._waiting_threads:
+            waiting_thread.join(JOIN_SECONDS)
+        if any(thread.is_alive() for thread in self._waiting_threads):
+            return
+        atexit.unregister(self.close)
         for transport in self._transports:
             group = transport.__dict__.pop("group", None)
             if group is not None:
                 self._call_guarded(destroy_private, group)
+
+    def _interrupt(self) -> None:
+        """Make all collectives in flight fail, on this rank and on the other ranks."""
+        for transport in self._transports:
+            if hasattr(transport, "group"):  # not destroyed yet
+                self._call_guarded(transport.interrupt)
 
     def _refuse_all_work(self) -> None:
         """Make all work in the inbox fail, and all work that is queued later."""
@@ -409,26 +423,38 @@ class Fifo:
             for wait_queue in (self._wait_queue, self._agree_wait_queue):
                 wait_queue.put(None)
             self._refuse_all_work()
+            if self._ends_alone:
+                self._release()
 
     def _run_queued_work(self) -> None:
         """Run queued work until the message ``None`` arrives, which ends the exchange thread."""
         while True:
             self._receive(wait=False)
-            oldest_job = self._jobs_in_flight[0] if self._jobs_in_flight else None
-            if oldest_job is not None and oldest_job.has_results and not oldest_job.one_round:
+            # no local variable refers to work: while the thread waits, work would keep the owner of the executor alive
+            if self._oldest_has_results and not self._jobs_in_flight[0].one_round:
                 self._resume_oldest()  # the job's next collectives start before another job's
                 continue
             self._encode_and_send()
-            if self._jobs_in_flight and self._jobs_in_flight[0].has_results:
+            if self._oldest_has_results:
                 self._resume_oldest()
             elif self._jobs_in_flight or not self._queued_work:
                 self._receive(wait=True)
-            else:
-                call = self._queued_work.popleft()
-                if call is None:
-                    return
-                assert isinstance(call, _Call)
-                self._guard(call.fail, call.function)
+            elif not self._run_call():
+                return
+
+    @property
+    def _oldest_has_results(self) -> bool:
+        """True if the results of the oldest job in flight have arrived."""
+        return bool(self._jobs_in_flight) and self._jobs_in_flight[0].has_results
+
+    def _run_call(self) -> bool:
+        """Run the call that is queued next; return False if the message that ends the thread is next."""
+        call = self._queued_work.popleft()
+        if call is None:
+            return False
+        assert isinstance(call, _Call)
+        self._guard(call.fail, call.function)
+        return True
 
     def _receive(self, wait: bool) -> None:
         """Take all messages out of the inbox: queue work, store results of collectives, note failures.
@@ -585,13 +611,17 @@ class Fifo:
     def _give_up(self, failure: BaseException, *fail_functions: Fail) -> None:
         """Make all unfinished and all later work fail with an exception, and tell the other ranks.
 
+        The connections to the other ranks close, so that these ranks fail soon, too, even without a store.
+
         Args:
             failure: exception; if earlier work has failed already, that work's exception is used instead.
             fail_functions: functions to call with the exception, in addition to the ``fail`` functions of all
                 unfinished work.
         """
         self._failure = self._failure or failure
-        self._failures.report(self._failure)
+        no_answer = isinstance(self._failure, ExchangeError) and self._failure is not self._abandon_failure
+        self._failures.report(self._failure, no_answer)
+        self._interrupt()
         unfinished_work: list[_Work] = [*self._jobs_in_flight, self._encoded_job, *self._queued_work]
         self._jobs_in_flight.clear()
         self._encoded_job = None

@@ -14,9 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, tensors_of
-from gravac.compressors.base import Fold
-from gravac.compressors.squares import all_finite
-from gravac.exchange.executor import Verdict, both_true
+from gravac.exchange.executor import Verdict
 
 Requests = list[Collective]
 """Collectives that are started together."""
@@ -55,7 +53,6 @@ def fuse(
     rounds: Sequence[Generator[Collective, Any, T]],
     finite: Verdict,
     judge: Callable[[torch.Tensor], Verdict] = bool,
-    folds: Sequence[Fold] = (),
 ) -> Fused[T]:
     """Run several tensors' generators of collectives together, with one collective for each kind and dtype.
 
@@ -68,12 +65,9 @@ def fuse(
     Args:
         rounds: generators of collectives, one for each tensor or batch of tensors; as many, in the same order, on every
             rank.
-        finite: whether this rank's gradients are finite, leaving aside gradients to which residuals in ``folds`` are
-            added.
+        finite: whether this rank's gradients are finite.
         judge: function that returns a bool scalar (0-d tensor) as a bool. Or it returns the tensor itself if reading
             would make the host wait; then all generators run to their ends, even if a rank set the flag.
-        folds: residuals that compressors themselves add to gradients. Such a compressor sets ``Fold.energy`` before its
-            first collective. This rank sets the flag if an energy is not finite.
 
     Returns:
         ``Outcome`` with the return value of each generator; ``None`` if ``judge`` returned that a rank set the flag.
@@ -107,9 +101,6 @@ def fuse(
 
     for position in range(len(rounds)):
         advance(position, None)
-    energies = [fold.energy for fold in folds if fold.energy is not None]
-    if energies:
-        finite = both_true(finite, judge(all_finite(energies)))
     if requests:
         requests[FLAG] = _flag(list(requests.values()), finite, judge)
     while requests:
@@ -168,7 +159,7 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
     for request in requests:
         if isinstance(request, AllToAll):
             return AllToAll(_flag_tensor(finite, request.tensor, torch.uint8, (len(request.tensor), 1)))
-    return AllReduce(_flag_tensor(finite, torch.empty(0), torch.float32, (1,)))
+    return AllReduce(_flag_tensor(finite, torch.empty(0, dtype=torch.float32, device="cpu"), torch.float32, (1,)))
 
 
 def _all_elements_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,7 +4,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -19,6 +19,9 @@ CPU = torch.device("cpu")
 # torch 2.13 renamed the function: from 2.13 on the old name warns, and before 2.13 there is no new name
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+
+INTERRUPT_TAG = 0
+"""Tag of the receive that ``GroupTransport.interrupt`` starts; the tags of all other receives are above 0."""
 
 _private_group_names: set[str] = set()
 """Names of the process groups that ``private_group`` created and ``destroy_private`` has not destroyed."""
@@ -140,12 +143,14 @@ class Pending(NamedTuple):
             ended.
         link_free_at: time, in seconds of ``time.perf_counter``, at which an emulated slower link would have sent the
             bytes; 0 without emulation.
+        peers: rank of the group at the other end of each of ``works``; empty if these are not exchanges of two ranks.
         device: device of the requested tensors, to which ``StagedTransport`` copies the result.
     """
 
     works: list[Any]
     result: Any
     link_free_at: float = 0.0
+    peers: Sequence[int] = ()
     device: torch.device = CPU
 
 
@@ -173,6 +178,8 @@ class GroupTransport:
         self._pace = pace
         self._pairwise = backend_of(group, device) == "gloo"
         self._swap_count = 0
+        ranks_by_distance = [(self.rank + distance) % self.world for distance in range(1, self.world)]
+        self._swap_peers = (*reversed(ranks_by_distance), *ranks_by_distance)  # of the receives, then of the sends
         self._link_free_at = 0.0
 
     def has_ended(self, pending: list[Pending]) -> bool:
@@ -198,23 +205,42 @@ class GroupTransport:
         Raises:
             ExchangeError: a rank died, or did not answer within the group's timeout.
         """
-        try:
-            for collective in pending:
-                for work in collective.works:
+        for collective in pending:
+            for index, work in enumerate(collective.works):
+                try:
                     work.wait()
-        except RuntimeError as failure:
-            raise self._no_answer_error(failure) from failure
+                except RuntimeError as failure:
+                    raise self._no_answer_error(failure, collective.peers[index : index + 1]) from failure
         if self._pace is not None:
             time.sleep(max(0.0, max(collective.link_free_at for collective in pending) - time.perf_counter()))
         return [collective.result for collective in pending]
 
-    def _no_answer_error(self, failure: RuntimeError) -> ExchangeError:
-        """Return an error that says that a rank did not answer, with the group's timeout and torch's error message."""
+    def interrupt(self) -> None:
+        """Make all collectives in flight on a gloo group fail, so that no thread waits for them any more.
+
+        Later collectives on the group fail, too, on all ranks. gloo closes a group's connections if a receive gets no
+        answer in time, and this one gets none: no rank sends with its tag.
+        """
+        if self.world > 1 and self._pairwise:
+            with contextlib.suppress(RuntimeError):
+                unused = torch.empty(1, dtype=torch.float32, device=CPU)
+                receive = self.group.recv([unused], (self.rank + 1) % self.world, INTERRUPT_TAG)
+                receive.wait(timedelta(milliseconds=1))
+
+    def _no_answer_error(self, failure: RuntimeError, peers: Sequence[int] = ()) -> ExchangeError:
+        """Return an error that says that a rank did not answer, with the group's timeout and torch's error message.
+
+        Args:
+            failure: torch's error.
+            peers: the rank at the other end of the connection that failed; empty: not known.
+        """
         timeout = timeout_of(self.group)
         limit_text = "" if timeout is None else f" of {timeout.total_seconds():g} s"
+        peers = peers or ([1 - self.rank] if self.world == 2 else ())
+        connection_text = "".join(f" on its connection to rank {peer}" for peer in peers)
         return ExchangeError(
-            f"rank {self.rank} of {self.world} got no answer: a rank died, or stalled for longer than the process "
-            f"group's timeout{limit_text} (init_process_group(timeout=...)): {failure}"
+            f"rank {self.rank} of {self.world} got no answer{connection_text}: a rank died, or stalled for longer than "
+            f"the process group's timeout{limit_text} (init_process_group(timeout=...)): {failure}"
         )
 
     def _launch(self, request: Collective) -> Pending:
@@ -222,7 +248,8 @@ class GroupTransport:
         if self._pace is not None:
             self._link_free_at = max(self._link_free_at, time.perf_counter()) + 8 * wire_bytes / self._pace
         works, result = self._call(request)
-        return Pending(works, result, self._link_free_at)
+        peers = self._swap_peers if len(works) > 1 else ()
+        return Pending(works, result, self._link_free_at, peers)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
         """Start a collective; return torch's handles to wait for, and the result, complete once the handles ended."""
@@ -255,13 +282,15 @@ class GroupTransport:
         self._swap_count += 1
         received_rows[self.rank].copy_(outgoing_rows[self.rank])
         global_ranks = dist.get_process_group_ranks(self.group)
-        other_ranks = [(self.rank + distance) % self.world for distance in range(1, self.world)]
-        tag = self._swap_count
+        tag, other_rank_count = self._swap_count, self.world - 1
         receives = [
             dist.irecv(received_rows[rank], global_ranks[rank], group=self.group, tag=tag)
-            for rank in reversed(other_ranks)
+            for rank in self._swap_peers[:other_rank_count]
         ]
-        sends = [dist.isend(outgoing_rows[rank], global_ranks[rank], group=self.group, tag=tag) for rank in other_ranks]
+        sends = [
+            dist.isend(outgoing_rows[rank], global_ranks[rank], group=self.group, tag=tag)
+            for rank in self._swap_peers[other_rank_count:]
+        ]
         return receives + sends
 
 
@@ -293,7 +322,7 @@ class StagedTransport(GroupTransport):
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device == CPU:
         return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _move_result(device: torch.device, result: Any) -> Any:

@@ -74,7 +74,7 @@ def probe_link(
         An all-reduce that does not count comes first. It makes the ranks start together, and uses up the bytes that a
         link may send faster in a burst.
         """
-        tensor = torch.zeros(reduce_bytes // 4, device=device)
+        tensor = torch.zeros(reduce_bytes // 4, dtype=torch.float32, device=device)
         seconds = [
             _timed(lambda: transport.finish(transport.launch([AllReduce(tensor)])), device) for _ in range(1 + repeats)
         ]
@@ -82,7 +82,7 @@ def probe_link(
 
     def mean_over_ranks(seconds: float, over_transport: GroupTransport = transport) -> float:
         (seconds_sum,) = over_transport.finish(
-            over_transport.launch([AllReduce(torch.tensor([seconds], device=device))])
+            over_transport.launch([AllReduce(torch.tensor([seconds], dtype=torch.float32, device=device))])
         )
         return float(seconds_sum) / over_transport.world
 
@@ -91,7 +91,7 @@ def probe_link(
         seconds = mean_over_ranks(all_reduce_seconds(reduce_bytes))
         if seconds > LONG_SECONDS:
             break
-    copy_source = torch.ones(copied_bytes // 4, device=device)
+    copy_source = torch.ones(copied_bytes // 4, dtype=torch.float32, device=device)
     copy_target = torch.ones_like(copy_source)
     copy_s = mean_over_ranks(min(_timed(lambda: copy_target.copy_(copy_source), device) for _ in range(3)))
     sent_bytes = AllReduce.wire_bytes(reduce_bytes, transport.world)

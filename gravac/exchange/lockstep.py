@@ -178,7 +178,8 @@ class LockstepExecutor:
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
         """Start to sum vectors over the ranks; return a list, filled when every rank has called ``agree``."""
-        return self.launch([AllReduce(torch.tensor([*map(float, vector)], dtype=torch.float64)) for vector in vectors])
+        tensors = [torch.tensor([*map(float, vector)], dtype=torch.float64, device="cpu") for vector in vectors]
+        return self.launch([AllReduce(tensor) for tensor in tensors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:
         """Return the sums that ``agree`` started, each as a list of floats."""
@@ -223,6 +224,11 @@ class LockstepExecutor:
         """Make all later work of all simulated ranks fail with an exception, unless earlier work has failed already."""
         self._lockstep.failure = self._lockstep.failure or failure
 
-    def close(self) -> None:
-        """Run the queued work of all simulated ranks, until a rank's queue is empty; there is nothing to close."""
-        self._lockstep.run()
+    def close(self, wait: bool = True) -> None:
+        """Run the queued work of all simulated ranks, until a rank's queue is empty; there is nothing to close.
+
+        Args:
+            wait: False: do nothing.
+        """
+        if wait:
+            self._lockstep.run()

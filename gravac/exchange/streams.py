@@ -283,19 +283,31 @@ class StreamExecutor:
 
         The GPU finishes the work that is queued already.
         """
-        if self._failure is None:
-            self._failure = failure
-            self._failures.report(failure)
+        self._give_up(failure, no_answer=False)
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Make all later work fail; there is no thread to end.
 
-        If this rank failed, wait for at most ``LINGER_SECONDS`` until the other ranks have read its error.
+        Args:
+            wait: whether, if this rank failed, to wait for at most ``LINGER_SECONDS`` until the other ranks have read
+                its error.
         """
         self._failure = self._failure or RuntimeError("the compressor is closed; make a new AdaptiveCompressor")
-        self._failures.linger()
+        if wait:
+            self._failures.linger()
 
     # internal methods
+
+    def _give_up(self, failure: BaseException, no_answer: bool) -> None:
+        """Make all later work fail with an exception, and tell the other ranks.
+
+        Args:
+            failure: the exception.
+            no_answer: whether this rank failed only because another rank did not answer.
+        """
+        if self._failure is None:
+            self._failure = failure
+            self._failures.report(failure, no_answer)
 
     def _wait_for_event(self, event: Event, seconds: float | None = None) -> bool:
         """Make the host wait until the GPU reaches an event; return False if ``seconds`` passed before.
@@ -387,7 +399,7 @@ class StreamExecutor:
                 function()
                 return
         except BaseException as failure:
-            self.abandon(failure)
+            self._give_up(failure, no_answer=isinstance(failure, ExchangeError))
         self._call_guarded(fail, self._failure)
 
     @contextlib.contextmanager
@@ -400,9 +412,9 @@ class StreamExecutor:
         vectors = []
         for are_tensors, same_kind_numbers in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
             if are_tensors:
-                vectors.append(torch.stack([torch.as_tensor(number).double() for number in same_kind_numbers]))
+                vectors.append(torch.stack([n.double() for n in same_kind_numbers if isinstance(n, torch.Tensor)]))
             else:
-                host_numbers = torch.tensor([*same_kind_numbers], dtype=torch.float64)
+                host_numbers = torch.tensor([*same_kind_numbers], dtype=torch.float64, device="cpu")
                 vectors.append(
                     self._device.pinned(host_numbers).copy_(host_numbers).to(self._device.device, non_blocking=True)
                 )

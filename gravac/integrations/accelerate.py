@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from gravac.adaptive import AdaptiveCompressor
+from gravac.attaching import torch_optimizer
 
 __all__ = ["attach", "metrics"]
 
@@ -142,13 +143,6 @@ def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> N
         backward(loss, **named)
 
     accelerator.backward = backward_and_report
-
-
-def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return torch's own optimizer, which the optimizer returned by ``prepare`` wraps."""
-    inner_optimizer = getattr(optimizer, "optimizer", optimizer)
-    assert isinstance(inner_optimizer, torch.optim.Optimizer)
-    return inner_optimizer
 
 
 def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], module: torch.nn.Module) -> Path | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch._compile import _disable_dynamo
 
 from gravac.sources.ddp import failed_future
 
@@ -62,6 +63,7 @@ class HookState:
         return dict(self.__dict__)
 
 
+@_disable_dynamo
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket; register as ``ddp.register_comm_hook(gravac.HookState(...), gravac.hook)``.
 
@@ -81,7 +83,7 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
             )
         compressor = state.compressor
     except Exception as failure:
-        return failed_future(failure)
+        return failed_future(failure, bucket)
     return compressor.hook(None, bucket)
 
 

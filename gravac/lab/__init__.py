@@ -7,11 +7,9 @@ Read its folders in this order:
 1. ``links``: emulates slow links between processes on this machine, also links whose rate changes over time,
 2. ``tasks``: models and data to train,
 3. ``training``: trains a task with a method of exchanging gradients, in one worker process per rank,
-4. ``tta``: measures time to accuracy for all combinations of task, link, method and seed, and records each run,
-5. ``report``: turns recorded runs into tables, figures and an HTML page.
+4. ``tta``: measures time to accuracy for all combinations of task, link, method and seed, and draws plots.
 
 The other folders are ``demo``, ``doctor`` (checks an installation), ``bench`` (measures the speed of compressors) and
-``advise`` (predicts whether compression saves time). ``calibrate.py`` measures a network for the cost model.
-``probe.py`` measures progress per step on the user's own model. ``simulate.py`` simulates the training of N ranks in
-one process, and ``shapes.py`` has the parameter shapes of well-known models.
+``advise`` (predicts whether compression saves time). ``calibrate.py`` measures a network for the cost model, and
+``shapes.py`` has the parameter shapes of well-known models.
 """

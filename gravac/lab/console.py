@@ -8,13 +8,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import Progress
+from rich.table import Table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 MIN_COLUMNS = 120
-"""Minimum width of an output that is no terminal, in characters: enough for a table."""
+"""Minimum width of an output that is no terminal, in characters: enough for most tables."""
+
+MAX_COLUMNS = 1000
+"""Maximum width of an output that is no terminal, in characters: more than any table needs."""
 
 PROGRESS_SECONDS = 5.0
 """Minimum seconds between two lines of progress if the output is no terminal."""
@@ -30,6 +35,19 @@ def wide_console(console: Console | None = None) -> Console:
     if not console.is_terminal:
         console.width = max(console.width, MIN_COLUMNS)
     return console
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; if the output is no terminal, widen the console first, so that no heading and no cell is cut.
+
+    Args:
+        console: console to print on, widened in place.
+        table: table to print.
+    """
+    if not console.is_terminal:
+        wide_options = console.options.update(max_width=MAX_COLUMNS)
+        console.width = max(console.width, Measurement.get(console, wide_options, table).maximum)
+    console.print(table)
 
 
 class ProgressDisplay:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stamp of a measurement: commit of the code, time, and speed of the machine. Every record of a run has a stamp.
 
-Commands raise an error if a table would mix runs of several commits, whose times cannot be compared. A machine's speed
-varies from hour to hour, so a stamp has the time, too.
+Times of several commits can hardly be compared. A machine's speed varies from hour to hour, so a stamp has the time,
+too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import platform
 import statistics
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 from pydantic import Field
 
-from gravac.settings import Settings, SettingsError
+from gravac.settings import Settings
 
 COPY_BYTES = 8_388_608
 """Bytes of the tensor whose copy is timed."""
@@ -33,10 +32,10 @@ TIMED_REPEATS = 7
 """Number of timed repeats of the copy and of the product; the median counts."""
 
 COMMIT_DIGITS = 10
-"""Number of digits of a commit's hash that tables show."""
+"""Number of digits of a commit's hash that ``Stamp.code`` has."""
 
 UNRECORDED = "commit not recorded"
-"""Text that tables show in place of a commit that is not known."""
+"""Text in place of a commit that is not known."""
 
 
 class Stamp(Settings):
@@ -101,36 +100,6 @@ def stamp() -> Stamp:
         python=platform.python_version(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
-
-
-def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool = False) -> str:
-    """Return a note on the commits at which a table's records were measured; by default, refuse several commits.
-
-    Args:
-        stamps: stamps of all records of the table; ``None``: a record without a stamp. All records whose commit is
-            not known count as one more commit.
-        files: names of the files of the records, for the error message.
-        allow_mixed: whether records of several commits may stand in one table.
-
-    Returns:
-        A sentence, without a full stop, if the records are of several commits or of an unknown commit; otherwise an
-        empty string.
-
-    Raises:
-        SettingsError: the records are of several commits, and ``allow_mixed`` is false.
-    """
-    count_of_commit = Counter(UNRECORDED if stamp is None else stamp.code for stamp in stamps)
-    codes = ", ".join(f"{code} ({count})" for code, count in count_of_commit.items())
-    if len(count_of_commit) > 1:
-        if not allow_mixed:
-            raise SettingsError(
-                f"{files}: the measurements are of {len(count_of_commit)} commits (in brackets: number of "
-                f"measurements): {codes}; repeat all with one commit, or allow several commits in a table by --mixed"
-            )
-        modified_text = "; + marks a commit with uncommitted changes" if "+" in codes else ""
-        versions_text = f"runs of {len(count_of_commit)} versions of gravac, each as commit (number of runs)"
-        return f"{versions_text}: {codes}{modified_text}"
-    return "the commit of these runs was not recorded" if UNRECORDED in count_of_commit else ""
 
 
 def _commit_and_clean(file: Path) -> tuple[str | None, bool | None]:

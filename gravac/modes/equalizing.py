@@ -30,6 +30,9 @@ CHUNK_BYTES = 1 << 24
 """Largest number of bytes in one collective; a larger tensor has a collective of its own. While ranks exchange, each
 rank needs a few times as many bytes of additional memory."""
 
+CACHED_BYTES = 1 << 20
+"""Number of bytes that a checksum copies and sums at a time: few enough for a processor's cache."""
+
 BLOCK_WORDS = 1 << 12
 """Number of 8-byte integers in a block. A tensor is cut into blocks; the checksum uses a weighted sum of each block."""
 
@@ -252,7 +255,7 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
         SettingsError: a state is no plain dense tensor.
         ValueError: optimizers differ between ranks, or a state has different shapes, number formats or types.
     """
-    texts = yield from _gather_texts(json.dumps(_OptimizerStates(optimizers).descriptions()), device)
+    texts = yield from gather_texts(json.dumps(_OptimizerStates(optimizers).descriptions()), device)
     descriptions_of_ranks: list[list[dict[str, list[Any]]]] = [json.loads(text) for text in texts]
     parameter_counts = {len(descriptions) for descriptions in descriptions_of_ranks}
     if len(parameter_counts) > 1:
@@ -274,10 +277,10 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
     return [entries[key] for key in sorted(entries)]
 
 
-def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
+def gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
     """Gather a text from each rank; return the texts, by rank."""
     packed_text = zlib.compress(text.encode(), 1)
-    ((length_rows,),) = yield [AllGather(torch.tensor([len(packed_text)], device=device))]
+    ((length_rows,),) = yield [AllGather(torch.tensor([len(packed_text)], dtype=torch.int64, device=device))]
     text_sizes = [int(length) for (length,) in length_rows.tolist()]
     padded_bytes = torch.frombuffer(bytearray(packed_text.ljust(max(text_sizes), b"\0")), dtype=torch.uint8)
     ((rows,),) = yield [AllGather(padded_bytes.to(device))]
@@ -421,13 +424,13 @@ def _pack_bytes(
         device: device of the result.
     """
     flat_bytes = [
-        torch.zeros(byte_count, dtype=torch.uint8, device=device) if tensor is None else _bytes_of(tensor).to(device)
+        torch.zeros(byte_count, dtype=torch.uint8, device=device) if tensor is None else bytes_of(tensor).to(device)
         for tensor, byte_count in zip(tensors, byte_counts, strict=True)
     ]
     return torch.cat(flat_bytes) if flat_bytes else torch.zeros(0, dtype=torch.uint8, device=device)
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bytes in row-major order: shape ``[bytes]``, uint8; a view if the tensor is contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
@@ -471,7 +474,8 @@ def differing_ranks(
     Raises:
         SettingsError: a state is no plain dense tensor.
     """
-    ((checksum_rows,),) = yield [AllGather(torch.tensor([checksum(tensors, optimizers)], device=device))]
+    own_checksum = torch.tensor([checksum(tensors, optimizers)], dtype=torch.int64, device=device)
+    ((checksum_rows,),) = yield [AllGather(own_checksum)]
     first_checksum, *other_checksums = (rank_checksum for (rank_checksum,) in checksum_rows.tolist())
     return [rank for rank, rank_checksum in enumerate(other_checksums, 1) if rank_checksum != first_checksum]
 
@@ -494,24 +498,32 @@ def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.O
         if kind != "number"
     ]
     all_tensors = [*tensors, *(state for state in map(states.tensor_of, entries) if state is not None)]
+    return int(checksum_of([descriptions], all_tensors))
+
+
+def checksum_of(descriptions: Sequence[Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a checksum of tensors and of their descriptions: a 0-d int64 tensor on the first device that is no CPU.
+
+    If all tensors are on the CPU, so is the checksum. It is over all bits, shapes and number formats of the tensors,
+    but not over their memory order. The host does not wait for a GPU. The function needs a few megabytes of additional
+    memory.
+
+    Args:
+        descriptions: anything of JSON types, such as the tensors' names.
+        tensors: dense tensors of any shapes, on any devices.
+    """
     shapes_and_dtypes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    text = json.dumps([shapes_and_dtypes, descriptions, _word_sums(all_tensors)], sort_keys=True)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-
-
-def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a weighted sum of 8-byte words, modulo 2^64, for each tensor. The host waits once for each device."""
-    sums_by_device: dict[torch.device, dict[int, torch.Tensor]] = {}
-    weights_by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for position, tensor in enumerate(tensors):
-        device_weights = weights_by_device.setdefault(tensor.device, _checksum_weights(tensor.device))
-        sums_by_device.setdefault(tensor.device, {})[position] = _word_sum(tensor, device_weights)
-    sum_by_position = {
-        position: word_sum
-        for device_sums in sums_by_device.values()
-        for position, word_sum in zip(device_sums, torch.stack([*device_sums.values()]).tolist(), strict=True)
-    }
-    return [sum_by_position[position] for position in range(len(tensors))]
+    text = json.dumps([shapes_and_dtypes, descriptions], sort_keys=True)
+    text_sum = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+    tensors_by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        tensors_by_device.setdefault(tensor.device, []).append(tensor)
+    device = next((device for device in tensors_by_device if device.type != "cpu"), torch.device("cpu"))
+    total = torch.full((), text_sum, dtype=torch.int64, device=device)
+    for position, (source_device, device_tensors) in enumerate(tensors_by_device.items()):
+        device_sum = _word_sum(device_tensors, _checksum_weights(source_device))
+        total += device_sum.to(device, non_blocking=True) * (2 * position + 1)
+    return total
 
 
 def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
@@ -522,32 +534,61 @@ def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
     """
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62
-    return [torch.randint(-limit, limit, (BLOCK_WORDS,), generator=generator).to(device) * 2 + 1 for _ in range(6)]
+    random_integers = torch.randint(
+        -limit, limit, (6, BLOCK_WORDS), generator=generator, dtype=torch.int64, device="cpu"
+    )
+    return [*(random_integers.to(device, non_blocking=True) * 2 + 1)]
 
 
-def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a weighted sum of a tensor's 8-byte words, read as integers, modulo 2^64: a 0-d int64 tensor.
+def _word_sum(tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a weighted sum of the tensors' 8-byte words, read as integers, modulo 2^64: a 0-d int64 tensor.
 
     The function sums blocks of words, then blocks of these sums, and so on, until one number is left.
 
     Args:
-        tensor: tensor of any shape.
+        tensors: tensors of any shapes on one device, at least one.
         weights: weights for each level of sums, as ``_checksum_weights`` returns them.
     """
-    chunk_bytes = max(1, CHUNK_BYTES // (8 * BLOCK_WORDS)) * 8 * BLOCK_WORDS
-    chunk_sums = []
-    for chunk in torch.split(_bytes_of(tensor), chunk_bytes):
-        padded_bytes = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
-        padded_bytes[: chunk.numel()] = chunk
-        int64_words = padded_bytes.view(torch.int64)
-        _mix_bits(int64_words)
-        chunk_sums.append(_block_sums(int64_words, weights[0]))
-    block_sums = torch.cat(chunk_sums)
+    block_sums = torch.cat([_block_sums(int64_words, weights[0]) for int64_words in _mixed_words(tensors)])
     for level_weights in weights[1:]:
         if block_sums.numel() == 1:
             break
         block_sums = _block_sums(block_sums, level_weights)
     return block_sums.sum()
+
+
+def _mixed_words(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the tensors' bytes, one tensor after the other, as int64 words with mixed bits, ``CACHED_BYTES`` at a time.
+
+    A yielded tensor is overwritten when the next is yielded.
+    """
+    buffer = torch.zeros(CACHED_BYTES, dtype=torch.uint8, device=tensors[0].device)
+    for pieces in _cut_bytes(tensors, CACHED_BYTES):
+        used_bytes = sum(piece.numel() for piece in pieces)
+        padded_bytes = -(-used_bytes // 8) * 8
+        buffer[used_bytes:padded_bytes] = 0
+        torch.cat(pieces, out=buffer[:used_bytes])
+        int64_words = buffer[:padded_bytes].view(torch.int64)
+        _mix_bits(int64_words)
+        yield int64_words
+
+
+def _cut_bytes(tensors: Iterable[torch.Tensor], chunk_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Yield the tensors' bytes, in order, in lists of flat uint8 pieces of ``chunk_bytes`` together; the last has less.
+
+    If no tensor has an element, yield a list with an empty piece.
+    """
+    pieces: list[torch.Tensor] = []
+    free_bytes = chunk_bytes
+    for tensor in tensors:
+        tensor_bytes = bytes_of(tensor)
+        while tensor_bytes.numel() > free_bytes:
+            yield [*pieces, tensor_bytes[:free_bytes]]
+            tensor_bytes, pieces, free_bytes = tensor_bytes[free_bytes:], [], chunk_bytes
+        pieces.append(tensor_bytes)
+        free_bytes -= tensor_bytes.numel()
+    if pieces:
+        yield pieces
 
 
 def _mix_bits(int64_words: torch.Tensor) -> None:
@@ -569,6 +610,8 @@ def _mix_bits(int64_words: torch.Tensor) -> None:
 def _block_sums(integers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of each block of ``BLOCK_WORDS`` integers, ``[blocks]``, int64, modulo 2^64."""
     blocks = max(1, -(-integers.numel() // BLOCK_WORDS))
+    if integers.numel() == blocks * BLOCK_WORDS:
+        return (integers.view(blocks, BLOCK_WORDS) * weights).sum(1)
     padded_integers = integers.new_zeros(blocks * BLOCK_WORDS)
     padded_integers[: integers.numel()] = integers
     return (padded_integers.view(blocks, BLOCK_WORDS) * weights).sum(1)

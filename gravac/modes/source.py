@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface by which the switch controls the exchange of a module's gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -16,14 +16,16 @@ class Source(Protocol):
     """Interface by which the switch controls who exchanges a module's gradients: DDP, gravac, or nobody.
 
     Attributes:
-        called_module: module that the training loop calls; its forwards begin steps.
         inner_module: module without wrappers, whose weights are trained.
         forward_exchanges: whether ranks exchange tensors in forward, such as the shards of parameters.
     """
 
-    called_module: torch.nn.Module
     inner_module: torch.nn.Module
     forward_exchanges: bool
+
+    @property
+    def called_module(self) -> torch.nn.Module:
+        """Module that the training loop calls; its forwards begin steps."""
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
         """Return the object by which this rank trains the model on its own in outer steps.
@@ -82,6 +84,12 @@ class Source(Protocol):
 
     def restore_exchange(self) -> None:
         """Undo ``silence_exchange``. Called when the forward of an outer step has ended."""
+
+    def watch_gradients(self, gradient_accumulated: "Callable[[torch.Tensor], None] | None") -> None:
+        """Call a function with each parameter (any shape) that gets a gradient in a backward; ``None``: no longer.
+
+        Called before each forward of an outer step, since parameters may have been unfrozen or replaced.
+        """
 
     def has_averaged(self) -> bool:
         """Return whether DDP, without gravac's hook, averaged gradients after the last call of this method."""

@@ -11,37 +11,40 @@ same step on all ranks. Which event decides the change depends on the present mo
 - native: the ranks have averaged the times of a stretch, a number of successive steps (``gravac.modes.native``).
 - hook: the engine chose the next candidate when the last step began.
 - outer: the controller decided at the end of the last round (H steps, and the exchange that follows them). No exchange
-  synchronizes the ranks within a round, so each rank counts its own steps. A step is counted when all optimizers have
-  stepped after a synced backward. If a scaler skipped the optimizers, or weights are changed without an optimizer, the
-  step is counted when the next forward begins. A step that an exception ended is not counted, so that the
-  rank makes one more step in that round. The next round counts from 0 again.
+  synchronizes the ranks within a round, so each rank counts its own steps (``gravac.modes.counting``). A step is
+  counted when all optimizers have stepped after a synced backward. If a scaler skipped the optimizers, or weights are
+  changed without an optimizer, the step is counted when the next forward begins. A step that an exception ended is not
+  counted, so that the rank makes one more step in that round. The next round counts from 0 again.
 
 The mode never changes within an optimizer's step, in which a closure may run forwards.
 """
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gravac.candidate import Candidate, Mode
 from gravac.engine.engine import Engine
 from gravac.modes import equalizing
+from gravac.modes.counting import StepCounter, TrainedParameters
 from gravac.modes.forward_clock import ForwardClock
 from gravac.modes.native import NativeWatch
 from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
+from gravac.modes.replicas import ReplicaGuard
 from gravac.modes.source import Source
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 from gravac.sources.ddp import learning_rate
-from gravac.sources.ddp_private import UncopiedHook, ignored_buffers
-from gravac.sources.hooked import tensors_in
-from gravac.sources.local_model import innermost
+from gravac.sources.ddp_private import UncompiledHook, UncopiedHook, ignored_buffers
+from gravac.sources.local_model import innermost, with_inner_optimizers
 from gravac.telemetry.records import ModeRecord
 
 
@@ -53,6 +56,7 @@ class Switch:
         source: object that determines whether DDP, gravac or nobody exchanges the module's gradients.
         policy: compressor, controller and other settings of the run.
         optimizers: all optimizers that train the module.
+        replicas: object that checks that ranks hold the same weights in native and hook mode.
         scaler: gradient scaler of the loss; ``None`` if there is none.
         probe: function that returns the mean loss on this rank's fixed batches, see ``ProbeLoss``; ``None`` if the run
             has no probe.
@@ -73,6 +77,7 @@ class Switch:
         source: Source,
         policy: Policy,
         optimizers: Sequence[torch.optim.Optimizer],
+        replicas: ReplicaGuard,
         scaler: torch.amp.GradScaler | None = None,
         probe: ProbeLoss | None = None,
     ) -> None:
@@ -81,7 +86,7 @@ class Switch:
         self.changes: list[ModeRecord] = []
         self.exclude_native: Callable[[], None] = lambda: None
         self.reason_against_pipelines = ""
-        self._engine, self._source, self._policy = engine, source, policy
+        self._engine, self._source, self._policy, self._replicas = engine, source, policy, replicas
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._local_model = source.local_model(optimizers)
         self._native_watch = NativeWatch(engine, self._learning_rate)
@@ -92,10 +97,11 @@ class Switch:
         self._native_cf = 1.0
         self._forward_clock = ForwardClock()
         self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
-        # whether a synced step's forward, and its backward, have begun since the last outer step was counted
-        self._synced_forward_began = self._synced_backward_began = False
-        self._optimizers_in_step: set[int] = set()  # ids of the optimizers in the middle of their step
-        self._stepped_optimizers: set[int] = set()
+        self._optimizers_in_step: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # amid their step
+        self._unknown_optimizers: list[torch.optim.Optimizer] = []  # not given to ``attach``, but have made steps
+        self._trained = TrainedParameters(source.inner_module.parameters)
+        self._counter = StepCounter(self._optimizers, self._trained)
+        self._known_optimizers = with_inner_optimizers(self._optimizers)
         self._residuals_to_add: dict[str, torch.Tensor] = {}
         self._hook_handles: list[Any] = []
 
@@ -110,11 +116,12 @@ class Switch:
             inner_module.register_forward_pre_hook(UncopiedHook(self._inner_forward_starts), prepend=True),
             called_module.register_forward_hook(UncopiedHook(self._forward_ended), always_call=True),
             model.register_state_dict_post_hook(UncopiedHook(self._state_dict_taken)),
-            model.register_load_state_dict_post_hook(UncopiedHook(self._state_dict_loaded)),
+            model.register_load_state_dict_pre_hook(UncopiedHook(self._state_dict_loads)),
+            register_optimizer_step_pre_hook(_weak_step_hook(self, Switch.step_begins)),
+            register_optimizer_step_post_hook(_weak_step_hook(self, Switch.step_ended)),
         ]
         for optimizer in self._optimizers:
-            self._hook_handles.append(optimizer.register_step_pre_hook(self._step_starts))
-            self._hook_handles.append(optimizer.register_step_post_hook(self._step_ended))
+            self._hook_handles.append(optimizer.register_step_pre_hook(UncompiledHook(self._step_starts)))
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the module and the optimizers: the mode no longer changes."""
@@ -132,7 +139,7 @@ class Switch:
             self._forward_clock.start()
             return
         self._native_watch.pause()
-        if self.outer is not None:
+        if self.outer is not None and not self._counter.backward_is_pending:
             self.outer.prepare_to_evaluate()
 
     def _forward_starts(self, *_: object) -> None:
@@ -187,6 +194,8 @@ class Switch:
             has_step_to_count = self._has_averaged()
         else:
             return
+        if self._replicas.native_forward_starts(has_step_to_count):
+            self._native_watch.pause()
         candidate = self._native_watch.forward_starts(has_step_to_count)
         if candidate is not None:
             self._compute_probe_loss()
@@ -239,6 +248,7 @@ class Switch:
     def _hook_step_starts(self) -> None:
         """Begin a forward in hook mode; change the mode if the controller decided so when the last step began."""
         candidate_future = None if self._source.in_join else self._source.decided_candidate
+        self._replicas.hook_forward_starts(candidate_future)
         if candidate_future is not None and candidate_future.done() and candidate_future.exception() is None:
             candidate = candidate_future.result()
             if candidate_future is not self._last_probed_candidate:
@@ -252,33 +262,28 @@ class Switch:
     def _outer_step_starts(self) -> None:
         """Begin a forward in outer mode: count the last step, and end outer steps if the controller decided so."""
         assert self.outer is not None
-        self.outer.restore_local()
-        between_steps = not (self._synced_backward_began or self._synced_forward_began)
-        if self._synced_backward_began and not self._optimizers_in_step:
+        outer, counter = self.outer, self._counter
+        outer.restore_local()
+        if not self._optimizers_in_step and counter.step_was_skipped(lambda: outer.program_moved_weights):
             self._count_outer_step()
-            between_steps = True
-        if between_steps and self.outer.is_closing:
+        if not counter.is_within_step and outer.is_closing:
             self._change_to(self._engine.settled_candidate)
             if self.mode != "outer":
                 return
-        self._synced_forward_began = self._synced_forward_began or self._source.will_exchange
+        self.outer.forward_starts(between_steps=not counter.is_within_step)
+        counter.forward_starts(self._source.will_exchange)
+        self._source.watch_gradients(counter.gradient_accumulated)
         self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
         """Pass on the forward's time; in outer steps, restore DDP's exchange setting.
 
-        In outer steps, also register hooks that run when backward begins. Called as a forward hook. DDP reads the
-        setting in the forward only, so that this forward's backward exchanges nothing.
+        Called as a forward hook. DDP reads the setting in the forward only, so that this forward's backward exchanges
+        nothing.
         """
         self._pass_on_forward_time()
-        if self.mode != "outer":
-            return
-        self._source.restore_exchange()
-        if self._synced_forward_began and torch.is_grad_enabled():
-            outputs: Iterator[Any] = tensors_in(output)
-            for tensor in outputs:
-                if tensor.requires_grad:
-                    tensor.register_hook(self._backward_began)
+        if self.mode == "outer":
+            self._source.restore_exchange()
 
     def _pass_on_forward_time(self) -> None:
         """Pass on the time of the forward that has just ended, if that time tells how fast the machine is.
@@ -295,9 +300,6 @@ class Switch:
         elif self.outer is not None:
             self.outer.forward_ended(forward_s)
 
-    def _backward_began(self, gradient: torch.Tensor) -> None:
-        self._synced_backward_began = True
-
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Add residuals of earlier hook steps to this rank's gradients, in the first outer step after hook steps.
 
@@ -307,7 +309,6 @@ class Switch:
         Returns:
             Arguments of the optimizer's step, with the closure wrapped; ``None`` without a closure.
         """
-        self._optimizers_in_step.add(id(optimizer))  # already in the set if the optimizer's last step failed
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._add_residuals(optimizer)
@@ -320,22 +321,53 @@ class Switch:
 
         return args[:1], {**kwargs, "closure": closure_and_residuals}
 
-    def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._optimizers_in_step.discard(id(optimizer))
-        if self.mode == "hook":
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Store that an optimizer of the module is amid its step. Called before each step of any optimizer."""
+        if self._is_known(optimizer) or self._trained.of(optimizer):
+            self._optimizers_in_step.add(optimizer)  # already in the set if the optimizer's last step failed
+
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the training step if an optimizer's step ends it. Called after each step of any optimizer."""
+        self._optimizers_in_step.discard(optimizer)
+        is_known = self._is_known(optimizer)
+        if not is_known and not self._trained.of(optimizer):
+            return  # trains another model
+        if not is_known and not any(optimizer is unknown for unknown in self._unknown_optimizers):
+            self._add_unknown(optimizer)
+        if self.mode == "hook" and is_known:
             self._source.step_ended()
-        if self.mode != "outer":
+        if self.outer is None or self.mode != "outer":
+            if not self._optimizers_in_step:
+                self._replicas.optimizer_stepped(optimizer)
             return
-        self._stepped_optimizers.add(id(optimizer))
-        step_is_synced = self._synced_backward_began or self._synced_forward_began
-        if step_is_synced and len(self._stepped_optimizers) == len(self._optimizers) and not self._optimizers_in_step:
+        self.outer.optimizer_stepped()
+        if self._counter.optimizer_stepped(optimizer, is_within_other=bool(self._optimizers_in_step)):
             self._count_outer_step()
+
+    def _is_known(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer was given to ``attach``, or is one that a given optimizer wraps."""
+        return any(optimizer is known_optimizer for known_optimizer in self._known_optimizers)
+
+    def _add_unknown(self, optimizer: torch.optim.Optimizer) -> None:
+        """Store an optimizer that trains the module but was not given to ``attach``; warn if ranks may train apart.
+
+        An optimizer whose state is that of a known one, as a wrapper's may be, is none of its own.
+        """
+        if any(optimizer.state is known_optimizer.state for known_optimizer in self._known_optimizers):
+            return
+        self._unknown_optimizers.append(optimizer)
+        if self._policy.every != (1, 1):
+            warnings.warn(
+                f"gravac: {type(optimizer).__name__} trains the model, but was not given to attach; gravac counts its "
+                "steps and averages its state from now on, but does not know its learning rate, nor save its state in "
+                "outer steps; give all optimizers to attach, as in attach(ddp, [first, second])",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _count_outer_step(self) -> None:
         """Count a training step of this rank in outer mode, and start an exchange if one is due."""
         assert self.outer is not None
-        self._synced_forward_began = self._synced_backward_began = False
-        self._stepped_optimizers.clear()
         self._residuals_to_add.clear()
         self.outer.step()
 
@@ -362,8 +394,13 @@ class Switch:
         """Change to a candidate's mode, beginning with the present step. Called on every rank at the same step."""
         self._engine.drain()
         previous_mode, began_s, bytes_at_start = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
+        keeps_residuals = previous_mode != "hook" or (candidate.mode == "outer" and self._residuals_help)
+        dropped_norm = 0.0 if keeps_residuals else self._engine.residual_norm()
+        if candidate.mode == "outer":
+            self._replicas.outer_steps_begin()
         if previous_mode == "outer":
             self.end_outer_steps()
+            self._replicas.outer_steps_end()
         elif previous_mode == "native":
             self._native_watch.stop()
         if candidate.mode == "outer":
@@ -383,15 +420,18 @@ class Switch:
         if previous_mode is not None:
             self._engine.drain()
             seconds, wire_bytes = time.perf_counter() - began_s, self._engine.ledger.wire_bytes - bytes_at_start
-            mode_record = ModeRecord(self._engine.state.trained, previous_mode, candidate.mode, seconds, wire_bytes)
+            mode_record = ModeRecord(
+                self._engine.state.trained, previous_mode, candidate.mode, seconds, wire_bytes, dropped_norm
+            )
             self.changes.append(mode_record)
             self._engine.deciding.emit(mode_record)
 
     def _set_mode(self, mode: Mode) -> None:
         """Set the mode of the present step, and reset the counters and flags of the previous mode."""
+        if self.mode == "outer" and mode != "outer":
+            self._source.watch_gradients(None)
         self.mode = mode
-        self._synced_forward_began = self._synced_backward_began = False
-        self._stepped_optimizers.clear()
+        self._counter.reset()
         self._source.decided_candidate = None
 
     def _start_outer_steps(self, candidate: Candidate | None) -> None:
@@ -404,37 +444,43 @@ class Switch:
         if self.mode == "hook" and self._residuals_help:
             self._residuals_to_add = self._engine.residuals()
         self._engine.change_mode("outer")
-        self.outer = self.make_outer_steps()
+        self._copy_buffers_from_first()
+        self.outer = self._make_outer_steps()
         self._engine.state.outer = self.outer.state
         if candidate is not None:
             self.outer.set_first_round(candidate)
         self._source.stop_exchange()
         self._set_mode("outer")
 
-    def make_outer_steps(self) -> OuterSteps:
-        """Create an object that runs outer steps from the current weights, which are the same on all ranks.
-
-        Called on every rank, since buffers that ranks average are copied from rank 0.
-        """
-        policy, module = self._policy, self._local_model.module
-        local_buffer_names = (
-            ignored_buffers(module) if self._source.shares_buffers else tuple(dict(module.named_buffers()))
-        )
-        averaged_buffers = {
-            name: buffer
-            for name, buffer in module.named_buffers()
+    def _copy_buffers_from_first(self) -> None:
+        """Copy the buffers that ranks average from rank 0, as DDP would do in its next forward."""
+        local_buffer_names = self._local_buffer_names
+        averaged_buffers = [
+            buffer
+            for name, buffer in self._local_model.module.named_buffers()
             if torch.is_floating_point(buffer) and name not in local_buffer_names
-        }
-        settings = policy.outer
-        if local_buffer_names:
-            settings = settings(local_buffers=tuple({*settings.local_buffers, *local_buffer_names}))
-        if averaged_buffers:  # copied from rank 0, as DDP would do in its next forward
-            job = equalizing.copy_from_first(list(averaged_buffers.values()), (), self._engine.device)
+        ]
+        if averaged_buffers:
+            job = equalizing.copy_from_first(averaged_buffers, (), self._engine.device)
             self._engine.run_between_steps("copying buffers from rank 0 before outer steps", job).result()
-        return OuterSteps(self._engine, self._local_model, settings, policy.every, policy.seed)
+
+    @property
+    def _local_buffer_names(self) -> tuple[str, ...]:
+        """Names of the buffers that DDP does not make equal on all ranks."""
+        module = self._local_model.module
+        return ignored_buffers(module) if self._source.shares_buffers else tuple(dict(module.named_buffers()))
+
+    def _make_outer_steps(self) -> OuterSteps:
+        """Create an object that runs outer steps from the current weights, equal on all ranks. No collective runs."""
+        settings = self._policy.outer
+        if local_buffer_names := self._local_buffer_names:
+            settings = settings(local_buffers=tuple({*settings.local_buffers, *local_buffer_names}))
+        return OuterSteps(self._engine, self._local_model, settings, self._policy.every, self._policy.seed)
 
     def outer_steps_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
-        """Create an object that runs outer steps, and check that it can restore a dumped state. Called on every rank.
+        """Create an object that runs outer steps, and check that it can restore a dumped state. No collective runs.
+
+        The state has all buffers, so that none has to be copied from rank 0.
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it; not restored yet.
@@ -443,7 +489,7 @@ class Switch:
         Raises:
             SettingsError: the state does not fit the model or the settings.
         """
-        outer = self.make_outer_steps()
+        outer = self._make_outer_steps()
         outer.check_saved_state(dumped, world)
         return outer
 
@@ -466,7 +512,8 @@ class Switch:
         self.outer.close_rounds()
         equal_tensors = self.outer.equal_tensors
         self.outer = self._engine.state.outer = None
-        optimizers = self._local_model.optimizers
+        unknown_optimizers = self._source.local_model(self._unknown_optimizers).optimizers
+        optimizers = (*self._local_model.optimizers, *unknown_optimizers)
         job = equalizing.equalize_ranks(equal_tensors, optimizers, self._scaler, self._engine.device)
         differing_ranks = self._engine.run_between_steps("making ranks equal after outer steps", job).result()
         if differing_ranks:
@@ -512,16 +559,16 @@ class Switch:
         Called as a hook of ``Module.state_dict``. All ranks share these weights since the last exchange.
         """
         self._native_watch.pause()
-        if self.outer is None or self.outer.holds_anchors:
+        if self.outer is None or self.outer.holds_anchors or self.outer.program_replaced_weights:
             return
         self.outer.wait_before_saving()
         shared_tensors = self.outer.shared_tensors_of(module)
         state.update({prefix + name: tensor for name, tensor in shared_tensors.items() if prefix + name in state})
 
-    def _state_dict_loaded(self, *_: object) -> None:
-        """In outer steps, begin a new round from the weights just loaded; called as a hook of ``load_state_dict``."""
+    def _state_dict_loads(self, *_: object) -> None:
+        """In outer steps, prepare for weights that ``load_state_dict`` is about to load; called as its hook."""
         if self.outer is not None:
-            self.outer.start_from_module()
+            self.outer.loading_starts()
 
     @contextmanager
     def synced(self) -> Iterator[None]:
@@ -535,3 +582,14 @@ class Switch:
             return
         with self.outer.synced():
             yield
+
+
+def _weak_step_hook(switch: Switch, method: Callable[[Switch, torch.optim.Optimizer], None]) -> Callable[..., None]:
+    """Return a hook for the steps of all optimizers that calls a method of the switch, and does not keep the switch."""
+    switch_ref = weakref.ref(switch)
+
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if (switch := switch_ref()) is not None:
+            method(switch, optimizer)
+
+    return UncompiledHook(hook)

@@ -2,5 +2,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of gradients: they hand a module's gradients, by name, to the engine, which averages them.
 
-``ddp`` is for DistributedDataParallel, ``module`` for a module without wrapper, ``fsdp2_source`` for models in shards.
+``ddp`` is for DistributedDataParallel, ``fsdp2_source`` for models in shards.
 """

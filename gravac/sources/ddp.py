@@ -4,14 +4,15 @@
 
 The engine averages the gradients. DDP's reducer holds a lock while it calls the hook, so the hook only cuts the bucket
 into exchange groups (parameters that are exchanged together) and enqueues the groups. The hook never raises and never
-returns ``None``, since either would break the reducer for good. Errors are stored in the future that the hook returns,
-and ``backward()`` raises them.
+returns ``None``, since either would break the reducer for good. If the exchange of a bucket fails, DDP gets the bucket
+as it was, and ``backward()`` raises the error at its very end: an error in the future that the hook returns would lose
+its class in the reducer.
 """
 
 import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -29,15 +30,20 @@ from gravac.exchange.executor import Mark, Number
 from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
 from gravac.sources.ddp_private import (
+    ReducerParameters,
+    UncompiledHook,
     UncopiedHook,
     averaged_parameters,
     check_has_shards,
     divides_by_ranks_with_inputs,
     has_hook,
     rebuild_reducer,
-    shards_of_tensor_parallelism,
+    reducer_parameters,
+    refuse_delayed_all_reduce,
+    refuse_optimizer_in_backward,
 )
 from gravac.sources.exchange_layout import ExchangeLayout, Names
+from gravac.sources.gradient_hooks import restore_hooks, watch_hooks
 
 NO_BACKWARD = -1
 """Result of ``torch._C._current_graph_task_id()`` if no backward is running.
@@ -59,6 +65,10 @@ class _Bucket:
         names: names of the bucket's parameters.
         wait_on_stream: function without arguments that makes the current CUDA stream wait for all exchanges that have
             ended.
+
+    Attributes:
+        failure: exception of the exchange; ``None`` if there was none so far.
+        fails_future: whether the future fails with ``failure``, since no backward raises it.
     """
 
     def __init__(self, buffer: torch.Tensor, names: Names, wait_on_stream: Callable[[], None]) -> None:
@@ -67,6 +77,7 @@ class _Bucket:
         self.averaged_group_count = 0
         self.unaveraged_names = set(names)
         self.failure: BaseException | None = None
+        self.fails_future = torch._C._current_graph_task_id() == NO_BACKWARD
         devices = [buffer.device] if buffer.device.type != "cpu" else None
         self.future: BucketMean = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
 
@@ -90,6 +101,12 @@ class _Bucket:
             self.failure = failure
             self.future.set_result(None)
 
+    def raise_failure(self) -> None:
+        """Raise the exception of the exchange, if there is one. Called when DDP has waited for the future."""
+        self.fails_future = True  # if DDP waits later after all, no error gets lost
+        if self.failure is not None:
+            raise self.failure
+
     def fail_if_step_fails(self, candidate: "Future[Candidate]") -> None:
         """Complete the bucket's future with an exception if the step could not begin.
 
@@ -100,8 +117,8 @@ class _Bucket:
             self.fail(failure)
 
     def averaged_buffer(self, _: BucketMean) -> torch.Tensor:
-        """Return the bucket's buffer, averaged in place, for DDP; raise the failure if the exchange failed."""
-        if self.failure is not None:
+        """Return the bucket's buffer for DDP: averaged in place, or as it was if the exchange failed."""
+        if self.failure is not None and self.fails_future:
             raise self.failure
         return self.buffer
 
@@ -140,10 +157,12 @@ class DDPAdapter:
         self.reason_against_pipelines = ""
         self._engine = engine
         self._forward_in_no_sync = False  # whether the newest forward with gradients began in no_sync()
-        self._shards: dict[str, torch.nn.Parameter] = {}
+        self._averaged: ReducerParameters | None = None  # of the attached module
+        self._parameter_count = 0  # number of parameters that the attached module's reducer averages
         self._backward_id: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
         self._pieces_by_bucket: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
         self._arrived_pieces: dict[str, tuple[Piece, _Bucket]] = {}
+        self._buckets_of_step: list[_Bucket] = []
         self._forward_began_mark: Mark | None = None
         self._optimizer_ended_mark: Mark | None = None
         self._ddp_ref: weakref.ref[DistributedDataParallel] | None = None
@@ -152,32 +171,49 @@ class DDPAdapter:
     def bind(self, module: torch.nn.Module) -> None:
         """Store names and shapes of a module's parameters, except for those that DDP ignores.
 
+        Args:
+            module: the DDP module, or a model that is not in DDP yet.
+
         Raises:
             TypeError: a parameter that requires a gradient is complex.
         """
         parameter_by_name = averaged_parameters(module)
+        if isinstance(module, DistributedDataParallel):
+            trained_names = reducer_parameters(module).names
+        else:
+            trained_names = frozenset(name for name, parameter in parameter_by_name.items() if parameter.requires_grad)
         self._engine.know(
-            {
-                canonical_name(name): parameter
-                for name, parameter in parameter_by_name.items()
-                if parameter.requires_grad
-            }
+            {canonical_name(name): parameter for name, parameter in parameter_by_name.items() if name in trained_names}
         )
         self.names = {id(parameter): canonical_name(name) for name, parameter in parameter_by_name.items()}
 
     def set_module(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Set the module whose gradients are averaged, and the optimizer whose learning rate is read."""
         self._ddp_ref, self.optimizer = weakref.ref(ddp), optimizer
-        self._shards = shards_of_tensor_parallelism(ddp)
+        self._averaged = reducer_parameters(ddp)
+        self._parameter_count = len(ddp.reducer.get_backward_stats())
         self._forward_in_no_sync = self.exchanging_forward_began = False
         self._hook_handles = [ddp.register_forward_pre_hook(UncopiedHook(self._record_forward))]
+
+    def refuse_steps_in_backward(self) -> None:
+        """Raise, from the next forward on, if an optimizer steps within backward, since outer steps are allowed."""
+        assert self.ddp is not None
+        parameters = averaged_parameters(self.ddp)
+
+        def look(*_: object) -> None:
+            if torch.is_grad_enabled():
+                for name, parameter in parameters.items():
+                    refuse_optimizer_in_backward(name, parameter)
+                    watch_hooks(name, parameter, refuses_steps=True)
+
+        self._hook_handles.append(self.ddp.register_forward_pre_hook(UncopiedHook(look)))
 
     def watch(self) -> None:
         """Register hooks that record when a forward begins and when the optimizer's step ends."""
         assert self.ddp is not None
         self._hook_handles.append(self.ddp.register_forward_pre_hook(UncopiedHook(self._record_forward_began)))
         if self.optimizer is not None:
-            self._hook_handles.append(self.optimizer.register_step_post_hook(self.step_ended))
+            self._hook_handles.append(self.optimizer.register_step_post_hook(UncompiledHook(self.step_ended)))
 
     def detach(self) -> None:
         """Detach from the DDP module: give it a new reducer without a communication hook, and remove all other hooks.
@@ -188,19 +224,22 @@ class DDPAdapter:
             RuntimeError: no module is attached, or ``rebuild_reducer`` raised; nothing was changed.
         """
         ddp = self.ddp
-        if ddp is None:
+        if self._averaged is None:
             raise RuntimeError(
                 "detach: this compressor was not attached by attach(); a hook that was registered by hand stays until "
                 "you make a new DistributedDataParallel around the model"
             )
-        rebuild_reducer(ddp, forward_pending=self._forward_began_mark is not None, shards=self._shards)
+        if ddp is not None:  # otherwise the module was deleted
+            rebuild_reducer(ddp, forward_pending=self._forward_began_mark is not None, averaged=self._averaged)
+            for parameter in ddp.parameters():
+                restore_hooks(parameter)
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
         self.optimizer = None
         self.loss_scale = None
         self._ddp_ref = None
-        self._shards = {}
+        self._averaged = None
         self.decided_candidate = None
         self.forget_step()
 
@@ -220,6 +259,8 @@ class DDPAdapter:
 
     def _record_forward(self, *_: object) -> None:
         """Record whether DDP is to exchange in the next backward. Called when a forward begins."""
+        if self._backward_id is not None and torch._C._current_graph_task_id() == NO_BACKWARD:
+            self._backward_id = None  # the last backward failed, or lacked parameters, which DDP reports
         if torch.is_grad_enabled() and self.ddp is not None:
             self._forward_in_no_sync = not self.ddp.require_backward_grad_sync
             self.exchanging_forward_began |= not self._forward_in_no_sync
@@ -263,8 +304,8 @@ class DDPAdapter:
             bucket: gradients that are ready, one after the other in a flat buffer.
 
         Returns:
-            Future of the bucket's flat buffer, in which the mean over the ranks has replaced the gradients. The future
-            fails if the exchange fails.
+            Future of the bucket's flat buffer, in which the mean over the ranks has replaced the gradients, unless the
+            exchange failed.
 
         Raises:
             TypeError: compiled autograd passed a single gradient in place of a bucket.
@@ -279,7 +320,7 @@ class DDPAdapter:
         try:
             return self._enqueue(bucket)
         except BaseException as failure:
-            return failed_future(failure)
+            return failed_future(failure, bucket)
 
     def _enqueue(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Enqueue a bucket; return the future of its averaged buffer. Unlike ``hook``, may raise."""
@@ -293,7 +334,9 @@ class DDPAdapter:
             )
         pieces = self._pieces_of(bucket, buffer)
         names = tuple(piece.name for piece in pieces)
-        step_begins = self._backward_id != torch._C._current_graph_task_id()
+        backward_id = torch._C._current_graph_task_id()
+        continues = self._continues_in_other_backward(backward_id)
+        step_begins = self._backward_id != backward_id and not continues
         if step_begins:
             if torch._C._current_graph_task_id() != NO_BACKWARD:
                 self._check_pipeline()
@@ -304,6 +347,9 @@ class DDPAdapter:
         # only enqueue from here on: once the exchange thread runs, a torch call waits until that thread frees the GIL
         if step_begins:
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], bucket_in_flight)
+        elif continues:
+            self._watch_backward()
+        self._buckets_of_step.append(bucket_in_flight)
         for piece in pieces:
             self._arrived_pieces[piece.name] = piece, bucket_in_flight
         complete_groups = self.layout.add_bucket(names)
@@ -321,9 +367,8 @@ class DDPAdapter:
             forms: shape and dtype of each of the bucket's gradients.
             bucket: the first bucket; its future fails if the step cannot begin.
         """
-        self._backward_id = torch._C._current_graph_task_id()
-        if self._backward_id != NO_BACKWARD:
-            Variable._execution_engine.queue_callback(self._end)
+        self._buckets_of_step = []  # a list of its own for each step; what raises failures refers to it
+        self._watch_backward()
         counts_ranks = self.ddp is not None and divides_by_ranks_with_inputs(self.ddp)
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
@@ -335,6 +380,31 @@ class DDPAdapter:
         self.send_residuals = False
         self.decided_candidate = self._engine.begin(inputs)
         self.decided_candidate.add_done_callback(bucket.fail_if_step_fails)
+
+    def _continues_in_other_backward(self, backward_id: int) -> bool:
+        """True if the step under way continues in another backward than the one in which its last bucket came.
+
+        Reentrant activation checkpointing runs backwards within the backward; and a program may call ``backward()`` for
+        one part of the parameters after the other.
+
+        Args:
+            backward_id: autograd's number of the present backward.
+        """
+        if self._backward_id in (None, NO_BACKWARD, backward_id) or backward_id == NO_BACKWARD:
+            return False
+        return 0 < len(self._arrived_pieces) < self._parameter_count
+
+    def _watch_backward(self) -> None:
+        """Let autograd call ``_backward_ended`` at the end of the present backward, if one runs."""
+        self._backward_id = torch._C._current_graph_task_id()
+        if self._backward_id != NO_BACKWARD:
+            Variable._execution_engine.queue_callback(UncompiledHook(self._backward_ended))
+            raise_after_reducer(self._buckets_of_step)
+
+    def _backward_ended(self) -> None:
+        """End the engine's step, unless another backward brings the rest of the gradients."""
+        if self._backward_id is not None and len(self._arrived_pieces) >= self._parameter_count:
+            self._end()
 
     def _end(self) -> None:
         """End the engine's step. Called after backward and all hooks, before DDP waits for the hooks' futures."""
@@ -352,6 +422,7 @@ class DDPAdapter:
         for group in self.layout.end():
             self._exchange(group, None)
         self._arrived_pieces.clear()
+        self._buckets_of_step = []
         self._forward_began_mark = None
         self._backward_id = None
         self.exchange_ended()
@@ -414,26 +485,22 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
     return max(float(rate) for rate in group_rates)
 
 
-def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
+def refuse_unfit_ddp(ddp: DistributedDataParallel, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
     """Raise if gravac cannot attach to a module, or if compressor and optimizer would both apply momentum.
 
     Args:
-        ddp: object that the user gave as the DDP module.
+        ddp: module that the user gave.
         base: compressor that the run uses.
         optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:
-        TypeError: ``ddp`` is not a DistributedDataParallel module.
         RuntimeError: the module has a communication hook already; or DDP's first forward has taken shards of tensor
             parallelism out of the module.
-        ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
+        ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment); or DDP has
+            ``delay_all_reduce_named_params``.
     """
-    if not isinstance(ddp, DistributedDataParallel):
-        raise TypeError(
-            f"ddp: attach needs a torch.nn.parallel.DistributedDataParallel module, got {type(ddp).__name__}; "
-            "wrap the model first: ddp = DistributedDataParallel(model)"
-        )
     check_has_shards(ddp)
+    refuse_delayed_all_reduce(ddp)
     if has_hook(ddp):
         raise RuntimeError(
             "ddp has a communication hook already, but torch allows only one; call detach() of the compressor that "
@@ -465,18 +532,35 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
                 )
 
 
-def failed_future(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
-    """Return a future of a bucket's flat buffer that fails with an exception.
+def failed_future(failure: BaseException, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Return a future for DDP of a bucket (flat) that cannot be exchanged; ``backward()`` will raise the exception.
 
     A hook returns this future, since raising in a hook would break the reducer.
     """
+    failed_bucket = _Bucket(bucket.buffer(), (), lambda: None)
+    if not failed_bucket.fails_future:
+        raise_after_reducer([failed_bucket])
+    future = failed_bucket.future.then(failed_bucket.averaged_buffer)
+    failed_bucket.fail(failure)
+    return future
 
-    def throw(_: object) -> torch.Tensor:
-        raise failure
 
-    ended_future: torch.futures.Future[None] = torch.futures.Future()
-    ended_future.set_result(None)
-    return ended_future.then(throw)
+def raise_after_reducer(buckets: Sequence[_Bucket]) -> None:
+    """Let the present backward raise the exception of a bucket's exchange, if there is one, at its very end.
+
+    Called in a backward, before DDP's reducer has queued the function that waits for the buckets' futures. What this
+    function queues therefore runs before it, and what is queued then runs after it.
+
+    Args:
+        buckets: buckets of this backward; later buckets may be added.
+    """
+
+    def raise_failures() -> None:
+        for bucket in buckets:
+            bucket.raise_failure()
+
+    queue_callback = Variable._execution_engine.queue_callback
+    queue_callback(UncompiledHook(lambda: queue_callback(UncompiledHook(raise_failures))))
 
 
 WRAPPER_NAMES = ("_orig_mod", "_checkpoint_wrapped_module")

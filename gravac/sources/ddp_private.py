@@ -7,9 +7,8 @@ exist. Copies and pickles of a module do not get gravac's hooks.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,8 @@ NAMES_FOR_REBUILD = (
     "_ddp_init_helper",
     "_comm_hooks",
     "static_graph",
+    "reducer.get_backward_stats",
+    "reducer._get_zeros_like_grad_buckets",
 )
 """Private names of DDP that ``rebuild_reducer`` needs."""
 
@@ -36,7 +37,6 @@ NAMES_FOR_REDUCER = (
     "require_forward_param_sync",
     "_join_config",
     "reducer",
-    "reducer.get_backward_stats",
     "_has_rebuilt_buckets",
 )
 """Private names of DDP that ``Reducer`` needs."""
@@ -59,8 +59,33 @@ TORCH_NAMES_FOR_REDUCER = (
 SHARD_ATTRIBUTE = "_st_info"
 """Private name of the attribute by which DDP marks a parameter that is a shard of tensor parallelism."""
 
-NO_SHARDS: Mapping[str, torch.nn.Parameter] = MappingProxyType({})
-"""Default of the argument ``shards`` of ``rebuild_reducer``: the module has no shards of tensor parallelism."""
+
+class ReducerParameters(NamedTuple):
+    """Parameters that a DDP module averages, as its reducer has them; later freezing does not change them.
+
+    Attributes:
+        names: names in the model.
+        shards: those of them that are shards of tensor parallelism, by name, see ``put_shards_back``.
+    """
+
+    names: frozenset[str]
+    shards: Mapping[str, torch.nn.Parameter]
+
+
+class UncompiledHook:
+    """A hook that a compiled module, optimizer or training step calls, but does not compile.
+
+    Args:
+        function: function that is called with the hook's arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    @_disable_dynamo  # torch.compiler.disable would import dynamo here
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function with the hook's arguments, and return its result."""
+        return self._function(*arguments)
 
 
 class UncopiedHook:
@@ -104,7 +129,7 @@ def register_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> Non
     """
     if ddp.static_graph and getattr(ddp, "_static_graph_delay_allreduce_enqueued", False):
         # a copied module has this flag from its original, as if its own first backward with static_graph had run
-        rebuild_reducer(ddp, forward_pending=False)
+        rebuild_reducer(ddp, forward_pending=False, averaged=reducer_parameters(ddp))
     ddp.register_comm_hook(None, hook)
     ddp._comm_hooks = UncopiedHooks(ddp._comm_hooks)
 
@@ -137,6 +162,20 @@ def _is_ignored(module: torch.nn.Module, name: str) -> bool:
         ignored_names = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     # DDP looks for "module.name", and the model's own module name is empty: "name" without a dot has no effect
     return (name if "." in name else f".{name}") in ignored_names
+
+
+def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
+    """Return the parameters that DDP's reducer averages: those that required gradients when DDP was created.
+
+    Called when a compressor is attached, before DDP's first forward may replace shards of tensor parallelism.
+    """
+    parameters = averaged_parameters(ddp)
+    names = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+    if len({id(parameters[name]) for name in names}) != len(ddp.reducer.get_backward_stats()):  # some were frozen since
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        reducer_ids = {id(parameter) for bucket in buckets for parameter in bucket.parameters()}
+        names = frozenset(name for name, parameter in parameters.items() if id(parameter) in reducer_ids)
+    return ReducerParameters(names, shards_of_tensor_parallelism(ddp))
 
 
 def shards_of_tensor_parallelism(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -175,6 +214,22 @@ def check_has_shards(ddp: DistributedDataParallel) -> None:
         )
 
 
+def refuse_delayed_all_reduce(ddp: DistributedDataParallel) -> None:
+    """Raise if DDP all-reduces some parameters outside of its reducer, and so without its communication hook.
+
+    torch 2.13 starts that all-reduce in backward, and never waits for its end.
+
+    Raises:
+        ValueError: the module has ``delay_all_reduce_named_params``.
+    """
+    if getattr(ddp, "_delay_all_reduce_params", None):
+        raise ValueError(
+            "delay_all_reduce_named_params: DistributedDataParallel never waits for the all-reduce of these "
+            "parameters, so an optimizer may apply gradients that are not averaged; leave out "
+            "delay_all_reduce_named_params and param_to_hook_all_reduce"
+        )
+
+
 def put_shards_back(ddp: DistributedDataParallel, shards: Mapping[str, torch.nn.Parameter]) -> None:
     """Put the shards of tensor parallelism back into the module, from which DDP's forward took them.
 
@@ -195,9 +250,7 @@ def put_shards_back(ddp: DistributedDataParallel, shards: Mapping[str, torch.nn.
             setattr(owner, parameter_key, shard)
 
 
-def rebuild_reducer(
-    ddp: DistributedDataParallel, forward_pending: bool, shards: Mapping[str, torch.nn.Parameter] = NO_SHARDS
-) -> None:
+def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool, averaged: ReducerParameters) -> None:
     """Give a DDP module a new reducer without a communication hook, as a new DistributedDataParallel has.
 
     Called on every rank between the same two steps; starts no collective.
@@ -205,13 +258,14 @@ def rebuild_reducer(
     Args:
         ddp: the module; its gradients stay as they are.
         forward_pending: whether a forward has run whose backward is still to come, and must be averaged.
-        shards: the module's shards of tensor parallelism, see ``put_shards_back``.
+        averaged: parameters that the new reducer averages, also those that are frozen at present, so that they can be
+            trained again later.
 
     Raises:
         RuntimeError: a backward is running; or the pending backward would not be averaged; or this torch's
             DistributedDataParallel lacks a name that is needed. Nothing was changed.
     """
-    missing_names = [name for name in NAMES_FOR_REBUILD if not hasattr(ddp, name)]
+    missing_names = [name for name in NAMES_FOR_REBUILD if not _has_attribute(ddp, name)]
     if missing_names:
         raise RuntimeError(
             f"ddp: DistributedDataParallel of torch {torch.__version__} has no {missing_names[0]}, which removing a "
@@ -225,12 +279,15 @@ def rebuild_reducer(
             "static_graph, DDP would not average that backward's gradients; call detach() between a backward and the "
             "next forward"
         )
-    put_shards_back(ddp, shards)
+    put_shards_back(ddp, averaged.shards)
     private_ddp: Any = ddp
     private_ddp._remove_autograd_hooks()
-    parameters, expect_sparse = private_ddp._build_params_for_reducer()
-    name_by_index = private_ddp._build_debug_param_to_name_mapping(parameters)
-    private_ddp._ddp_init_helper(parameters, expect_sparse, name_by_index, private_ddp.static_graph)
+    with _requiring_gradients(ddp, averaged.names):
+        parameters, expect_sparse = private_ddp._build_params_for_reducer()
+        name_by_index = private_ddp._build_debug_param_to_name_mapping(parameters)
+        private_ddp._ddp_init_helper(parameters, expect_sparse, name_by_index, private_ddp.static_graph)
+    if ddp in _RECORDERS_AT_DELETION:  # it holds the old reducer, with its buckets and its hook
+        _RECORDERS_AT_DELETION.pop(ddp).detach()
     private_ddp._comm_hooks = []
     private_ddp._has_rebuilt_buckets = False
     if private_ddp.static_graph:
@@ -239,6 +296,23 @@ def rebuild_reducer(
         private_ddp.logger._set_static_graph()
     if forward_pending:
         private_ddp.reducer.prepare_for_backward([])
+
+
+@contextmanager
+def _requiring_gradients(ddp: DistributedDataParallel, names: frozenset[str]) -> Iterator[None]:
+    """Return a context in which the named parameters require gradients, and no other averaged parameters do."""
+    changed = [
+        parameter
+        for name, parameter in averaged_parameters(ddp).items()
+        if parameter.requires_grad is not (name in names)
+    ]
+    for parameter in changed:
+        parameter.requires_grad_(not parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(not parameter.requires_grad)
 
 
 def scale_of(scaler: torch.amp.GradScaler, as_tensor: bool) -> Callable[[], Number]:
@@ -257,15 +331,18 @@ def scale_of(scaler: torch.amp.GradScaler, as_tensor: bool) -> Callable[[], Numb
     return scale if as_tensor else scaler.get_scale
 
 
+def is_in_join(ddp: DistributedDataParallel) -> bool:
+    """True if training runs, or once ran, under ``ddp.join()``: DDP never resets its flag."""
+    join_config = getattr(ddp, "_join_config", None)
+    return bool(join_config is not None and join_config.enable)
+
+
 def divides_by_ranks_with_inputs(ddp: DistributedDataParallel) -> bool:
     """True if training runs under ``ddp.join(divide_by_initial_world_size=False)``; the same on all of DDP's ranks.
 
     DDP then divides sums of gradients by the number of ranks that still have inputs.
     """
-    join_config = getattr(ddp, "_join_config", None)
-    return bool(
-        join_config is not None and join_config.enable and not getattr(ddp, "_divide_by_initial_world_size", True)
-    )
+    return is_in_join(ddp) and not getattr(ddp, "_divide_by_initial_world_size", True)
 
 
 class _UserFlags(NamedTuple):
@@ -278,6 +355,13 @@ class _UserFlags(NamedTuple):
 
     backward_sync: bool
     forward_sync: bool
+
+
+_RECORDERS_AT_DELETION: weakref.WeakKeyDictionary[
+    DistributedDataParallel, "weakref.finalize[[weakref.ref[Reducer], Any], DistributedDataParallel]"
+]
+_RECORDERS_AT_DELETION = weakref.WeakKeyDictionary()
+"""Of each module with a reducer of ``Reducer.renew``: what records the last backward when the module is deleted."""
 
 
 class Reducer:
@@ -293,7 +377,7 @@ class Reducer:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         _check_names(ddp)
         self._ddp_ref = weakref.ref(ddp)
-        self._shards = shards_of_tensor_parallelism(ddp)
+        self._averaged = reducer_parameters(ddp)
         self._user_flags: _UserFlags | None = None  # ``None`` unless DDP's exchange is turned off
         self._has_averaged = False
         self._last_times_ns = _backward_times_ns(ddp)
@@ -315,6 +399,11 @@ class Reducer:
         return ddp
 
     @property
+    def averaged_names(self) -> frozenset[str]:
+        """Names of the parameters that the reducer averages, in the model inside DDP; frozen ones are among them."""
+        return self._averaged.names
+
+    @property
     def will_average(self) -> bool:
         """True if DDP is to average the gradients of the next forward, as the user's flags say (``no_sync()``)."""
         return bool(self.ddp.require_backward_grad_sync) if self._user_flags is None else self._user_flags.backward_sync
@@ -332,7 +421,7 @@ class Reducer:
     @property
     def in_join(self) -> bool:
         """True if training runs, or once ran, under ``ddp.join()``: DDP never resets its flag."""
-        return bool(self.ddp._join_config.enable)
+        return is_in_join(self.ddp)
 
     def silence_exchange(self) -> None:
         """Turn DDP's exchange off for a forward and its backward. Called by a pre-hook when the forward begins.
@@ -380,8 +469,9 @@ class Reducer:
         """
         self._record_backwards()
         ddp = self.ddp
-        rebuild_reducer(ddp, forward_pending=False, shards=self._shards)
+        rebuild_reducer(ddp, forward_pending=False, averaged=self._averaged)
         self._last_times_ns, self._static_graph_flag = _backward_times_ns(ddp), _first_static_backward_began(ddp)
+        self._record_before_deletion(ddp)
 
     def use_float16(self) -> None:
         """Let the reducer average in float16, by torch's C++ hook, until ``renew``. Called on every rank.
@@ -395,13 +485,32 @@ class Reducer:
 
     def _record_backwards(self) -> None:
         """Set ``_has_averaged`` if DDP has averaged gradients since this method was last called."""
-        ddp = self.ddp
-        times_ns, static_graph_flag = _backward_times_ns(ddp), _first_static_backward_began(ddp)
-        # a new reducer's times are zeros; the first backward with static_graph sets a flag instead of times
-        self._has_averaged |= (any(times_ns) and times_ns != self._last_times_ns) or (
-            static_graph_flag and not self._static_graph_flag
-        )
-        self._last_times_ns, self._static_graph_flag = times_ns, static_graph_flag
+        ddp = self._ddp_ref()
+        if ddp is None:
+            return  # what it averaged last was recorded when it was deleted
+        static_graph_flag = _first_static_backward_began(ddp)  # the first such backward sets this flag instead of times
+        self._has_averaged |= static_graph_flag and not self._static_graph_flag
+        self._static_graph_flag = static_graph_flag
+        self._record_times(_backward_times_ns(ddp))
+
+    def _record_times(self, times_ns: list[int]) -> None:
+        self._has_averaged |= any(times_ns) and times_ns != self._last_times_ns  # a new reducer's times are zeros
+        self._last_times_ns = times_ns
+
+    def _record_before_deletion(self, ddp: DistributedDataParallel) -> None:
+        """Have the last backward recorded when the module is deleted, as frameworks do before a last checkpoint.
+
+        Python deletes it at another time on each rank, and ranks must count the same steps.
+        """
+        recorder = weakref.finalize(ddp, _record_last_times, weakref.ref(self), ddp.reducer)
+        recorder.atexit = False
+        _RECORDERS_AT_DELETION[ddp] = recorder
+
+
+def _record_last_times(reducer_ref: weakref.ref[Reducer], ddp_reducer: Any) -> None:
+    reducer = reducer_ref()
+    if reducer is not None:
+        reducer._record_times(list(ddp_reducer.get_backward_stats()))
 
 
 def _backward_times_ns(ddp: DistributedDataParallel) -> list[int]:
@@ -433,14 +542,20 @@ def _check_names(ddp: DistributedDataParallel) -> None:
         (torch, "torch.", TORCH_NAMES_FOR_REDUCER),
     ):
         for name in names:
-            inner_object: Any = owner
-            for component in name.removeprefix("torch.").split("."):
-                if not hasattr(inner_object, component):
-                    raise SettingsError(
-                        f"every, native: torch {torch.__version__} has no {prefix}{name.removeprefix('torch.')}, "
-                        "which outer and native steps need; use every=1 and native=False"
-                    )
-                inner_object = getattr(inner_object, component)
+            if not _has_attribute(owner, name.removeprefix("torch.")):
+                raise SettingsError(
+                    f"every, native: torch {torch.__version__} has no {prefix}{name.removeprefix('torch.')}, "
+                    "which outer and native steps need; use every=1 and native=False"
+                )
+
+
+def _has_attribute(owner: object, dotted_name: str) -> bool:
+    """True if an object has an attribute, or an attribute of an attribute such as ``"reducer.get_backward_stats"``."""
+    for component in dotted_name.split("."):
+        if not hasattr(owner, component):
+            return False
+        owner = getattr(owner, component)
+    return True
 
 
 def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -483,17 +598,22 @@ def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[tor
             "fully_shard on a mesh with a replicate dimension",
         )
     for path, parameter in module.named_parameters():
-        if hasattr(parameter, "_in_backward_optimizers"):
-            raise _no_outer_steps(
-                f"the optimizer of {path} runs within backward (_apply_optimizer_in_backward), so that gravac "
-                "cannot see its steps",
-                "an optimizer whose step() is called",
-            )
+        refuse_optimizer_in_backward(path, parameter)
     if isinstance(module, DistributedDataParallel) and getattr(module, "mixed_precision", None) is not None:
         raise _no_outer_steps(
             "DistributedDataParallel(mixed_precision=...) replaces the weights by copies of lower precision in each "
             "forward, and restores the weights only when it exchanges gradients, which outer steps do not",
             "torch.autocast",
+        )
+
+
+def refuse_optimizer_in_backward(path: str, parameter: torch.Tensor) -> None:
+    """Raise a ``SettingsError`` if ``_apply_optimizer_in_backward`` gave a parameter (any shape) an optimizer."""
+    if hasattr(parameter, "_in_backward_optimizers"):
+        raise _no_outer_steps(
+            f"the optimizer of {path} runs within backward (_apply_optimizer_in_backward), so that gravac "
+            "cannot see its steps",
+            "an optimizer whose step() is called",
         )
 
 

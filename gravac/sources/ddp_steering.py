@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.candidate import Candidate
 from gravac.sources.ddp import DDPAdapter
 from gravac.sources.ddp_private import Reducer, register_hook, shards_of_tensor_parallelism
-from gravac.sources.local_model import LocalModel, innermost
+from gravac.sources.gradient_hooks import register_own_hook
+from gravac.sources.local_model import LocalModel, innermost, with_inner_optimizers
 
 
 class SteeredDDP:
@@ -30,15 +31,20 @@ class SteeredDDP:
     """
 
     def __init__(self, adapter: DDPAdapter, ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
-        self.called_module: torch.nn.Module = ddp
         self.inner_module: torch.nn.Module = ddp.module
         self.forward_exchanges = bool(shards_of_tensor_parallelism(ddp))
-        self._adapter, self._ddp, self._hook = adapter, ddp, hook
-        self._reducer = Reducer(ddp)
+        self._adapter, self._hook = adapter, hook
+        self._reducer = Reducer(ddp)  # refers to the module weakly: the module's hook refers to this object
+        self._watched: dict[int, tuple[torch.nn.Parameter, Any]] = {}  # parameters with a hook on their gradient, by id
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
         """Return the module inside DDP and its optimizers, which this rank trains by itself in outer steps."""
-        return LocalModel(innermost(self.inner_module), optimizers)
+        return LocalModel(innermost(self.inner_module), with_inner_optimizers(optimizers), self._reducer.averaged_names)
+
+    @property
+    def called_module(self) -> torch.nn.Module:
+        """The DDP module."""
+        return self._reducer.ddp
 
     @property
     def decided_candidate(self) -> "Future[Candidate] | None":
@@ -86,12 +92,12 @@ class SteeredDDP:
     @property
     def shares_buffers(self) -> bool:
         """True if DDP copies rank 0's buffers to all ranks in each forward."""
-        return bool(self._ddp.broadcast_buffers)
+        return bool(self._reducer.ddp.broadcast_buffers)
 
     def use_hook(self) -> None:
         """Let gravac exchange gradients: give DDP a new reducer with gravac's hook."""
         self._reducer.renew()
-        register_hook(self._ddp, self._hook)
+        register_hook(self._reducer.ddp, self._hook)
 
     def use_native(self, cf: float) -> None:
         """Let DDP exchange gradients: give DDP a new reducer without gravac's hook.
@@ -115,6 +121,17 @@ class SteeredDDP:
     def restore_exchange(self) -> None:
         """Set DDP's flags back to what the training loop had set. Called when a forward has ended."""
         self._reducer.restore_flags()
+
+    def watch_gradients(self, gradient_accumulated: Callable[[torch.Tensor], None] | None) -> None:
+        """Call a function with each parameter (any shape) that gets a gradient in a backward; ``None``: no longer."""
+        if gradient_accumulated is None:
+            for _, handle in self._watched.values():
+                handle.remove()
+            self._watched.clear()
+            return
+        for parameter in self.inner_module.parameters():
+            if parameter.requires_grad and id(parameter) not in self._watched:
+                self._watched[id(parameter)] = parameter, register_own_hook(parameter, gradient_accumulated)
 
     def has_averaged(self) -> bool:
         """Return whether DDP itself has averaged gradients since the last call."""

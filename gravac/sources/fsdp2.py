@@ -429,7 +429,7 @@ def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
 
 def _largest_sizes(shapes: Iterable[tuple[int, ...]]) -> torch.Size:
     """Return, for each dimension, the largest size in some shapes of equally many dimensions."""
-    return torch.Size(torch.tensor(list(shapes), dtype=torch.int64).amax(0).tolist())
+    return torch.Size(torch.tensor(list(shapes), dtype=torch.int64, device="cpu").amax(0).tolist())
 
 
 def _gather_objects(local: T, group: dist.ProcessGroup | None) -> list[T]:

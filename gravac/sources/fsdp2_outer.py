@@ -6,18 +6,19 @@ Between two such exchanges, each replica trains by itself: torch exchanges only 
 steps read and overwrite this rank's shards, as plain tensors that share memory with the model's parameters.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
+from gravac.candidate import Candidate
 from gravac.sources.fsdp2 import ShardedModel, in_shards_like, local_tensor
 from gravac.sources.hooked import HookedSource
-from gravac.sources.local_model import LocalModel, innermost
-from gravac.sources.module_steering import SteeredModule
+from gravac.sources.local_model import LocalModel, innermost, with_inner_optimizers
 
 
-class SteeredShards(SteeredModule):
+class SteeredShards:
     """A model in shards, whose gradients gravac or torch averages over replicas; see ``gravac.modes.source.Source``.
 
     Args:
@@ -27,12 +28,82 @@ class SteeredShards(SteeredModule):
     """
 
     def __init__(self, source: HookedSource, module: torch.nn.Module, model: ShardedModel) -> None:
-        super().__init__(source, module, shares_buffers=False, forward_exchanges=True)
+        self.called_module = self.inner_module = module
+        self.forward_exchanges = True
+        self.in_join = self.shares_buffers = False
+        self.source = source
         self._model = model
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
         """Return the local model: this rank's shards of the parameters and of the optimizers' states."""
         return LocalShards(self._model, innermost(self.inner_module), optimizers)
+
+    @property
+    def decided_candidate(self) -> "Future[Candidate] | None":
+        """Future of the candidate that the controller had chosen when the last hook step began.
+
+        ``None`` before the first hook step.
+        """
+        return self.source.decided_candidate
+
+    @decided_candidate.setter
+    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None:
+        self.source.decided_candidate = candidate
+
+    @property
+    def send_residuals(self) -> bool:
+        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
+        return self.source.send_residuals
+
+    @send_residuals.setter
+    def send_residuals(self, send_residuals: bool) -> None:
+        self.source.send_residuals = send_residuals
+
+    @property
+    def in_pipeline(self) -> bool:
+        """Always False: in FSDP2, it is known when a forward begins whether its backward exchanges."""
+        return False
+
+    @property
+    def will_exchange(self) -> bool:
+        """True if the next backward is to exchange gradients, not just accumulate them; read when a forward begins."""
+        return not self.source.is_accumulating
+
+    def use_hook(self) -> None:
+        """Let gravac exchange gradients from the next backward on."""
+        self.source.is_stopped = False
+
+    def use_native(self, cf: float) -> None:
+        """Raise, since gravac runs no native steps of a model in shards.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("native: a model in shards has no native steps; use native=False")
+
+    def stop_exchange(self) -> None:
+        """Stop the exchange: from the next backward on, gravac exchanges no gradients."""
+        self.source.is_stopped = True
+
+    def silence_exchange(self) -> None:
+        """Do nothing, since ``stop_exchange`` has already stopped the exchange of all backwards."""
+
+    def restore_exchange(self) -> None:
+        """Do nothing, since ``silence_exchange`` changed nothing."""
+
+    def watch_gradients(self, gradient_accumulated: Callable[[torch.Tensor], None] | None) -> None:
+        """Call a function with each parameter (any shape) that gets a gradient in a backward; ``None``: no longer."""
+        self.source.gradient_accumulated = gradient_accumulated
+
+    def has_averaged(self) -> bool:
+        """Return ``False``, since only gravac averages gradients."""
+        return False
+
+    def forward_starts(self) -> None:
+        """Do nothing, since the source's own hook records when a forward begins."""
+
+    def step_ended(self) -> None:
+        """Do nothing, since the source's own hook records when an optimizer's step ends."""
 
 
 class LocalShards(LocalModel):
@@ -57,9 +128,10 @@ class LocalShards(LocalModel):
         for name, parameter in self._local_parameters.items():
             owner, key = _owner_of(module_of_shards, name)
             owner.register_parameter(key, parameter)
-        super().__init__(
-            module_of_shards, [ShardOptimizer(optimizer, self._parameters_and_shards()) for optimizer in optimizers]
-        )
+        views = [
+            ShardOptimizer(optimizer, self._parameters_and_shards()) for optimizer in with_inner_optimizers(optimizers)
+        ]
+        super().__init__(module_of_shards, views)
         self.exchange_shapes = model.padded_shapes
         self.prepare()
 

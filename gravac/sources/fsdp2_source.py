@@ -16,7 +16,7 @@ engine, which averages them over the replicas, unit by unit, while backward cont
 import functools
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +29,9 @@ from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
 from gravac.settings import SettingsError
 from gravac.sources.ddp import NO_BACKWARD
-from gravac.sources.ddp_private import UncopiedHook
+from gravac.sources.ddp_private import UncompiledHook, UncopiedHook
 from gravac.sources.fsdp2 import PaddedGradient, ShardedModel
+from gravac.sources.gradient_hooks import register_own_hook, restore_hooks, watch_hooks
 from gravac.sources.hooked import EndCallback, HookedSource
 
 
@@ -43,12 +44,14 @@ class _Step:
         pending_pieces: gradients that have arrived, but were not handed to the engine yet.
         gradients: all gradients that have arrived in the step.
         handles: handles of the exchanges in flight.
+        deferred_calls: calls of the user's hooks on parameters, to be made when gradients are averaged.
     """
 
     present_unit: int = -1
     pending_pieces: list[Piece] = field(default_factory=list)
     gradients: list[PaddedGradient] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
+    deferred_calls: list[Callable[[], None]] = field(default_factory=list)
 
 
 class FSDP2Source(HookedSource):
@@ -66,11 +69,13 @@ class FSDP2Source(HookedSource):
     Attributes:
         reason_against_pipelines: error message that says why a pipeline schedule cannot run the module, and what to do;
             empty if a schedule can.
+        refuses_steps_in_backward: whether an error is raised if a user's hook changes a parameter within backward.
     """
 
     def __init__(self, engine: Engine, model: ShardedModel) -> None:
         super().__init__(engine)
         self.reason_against_pipelines = ""
+        self.refuses_steps_in_backward = False
         self._model = model
         unit_of_parameters = [*model.units.values()]
         self._unit_sizes = {unit: unit_of_parameters.count(unit) for unit in unit_of_parameters}
@@ -100,8 +105,8 @@ class FSDP2Source(HookedSource):
         self._model.suspend_torch_exchange()
         self.optimizer = optimizer
         if optimizer is not None:
-            self._hook_handles.append(optimizer.register_step_pre_hook(self._end_open_step))
-            self._hook_handles.append(optimizer.register_step_post_hook(self._step_ended))
+            self._hook_handles.append(optimizer.register_step_pre_hook(UncompiledHook(self._end_open_step)))
+            self._hook_handles.append(optimizer.register_step_post_hook(UncompiledHook(self._step_ended)))
 
     def detach(self) -> None:
         """Remove the hooks, so that torch averages over the replicas again.
@@ -116,6 +121,8 @@ class FSDP2Source(HookedSource):
         self._model.restore_torch_exchange()
         for handle in (*self._hook_handles, *(handle for _, handle in self._hooked_parameters.values())):
             handle.remove()
+        for parameter, _ in self._hooked_parameters.values():
+            restore_hooks(parameter)
         self._hook_handles.clear()
         self._hooked_parameters.clear()
         self.optimizer = self.loss_scale = None
@@ -160,7 +167,9 @@ class FSDP2Source(HookedSource):
                 handle.remove()
                 replaced_names.append(name)
             hookable: Any = parameter
-            handle = hookable.register_post_accumulate_grad_hook(functools.partial(self._gradient_reduced, name))
+            hook = UncompiledHook(functools.partial(self._gradient_reduced, name))
+            handle = register_own_hook(parameter, hook)
+            hookable._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)  # before hooks to be deferred
             self._hooked_parameters[name] = parameter, handle
         if replaced_names:
             warnings.warn(
@@ -207,6 +216,9 @@ class FSDP2Source(HookedSource):
         """
         if self.reason_against_pipelines and self._is_outside_of_autograd:
             raise SettingsError(self.reason_against_pipelines)
+        if self.gradient_accumulated is not None:
+            self.gradient_accumulated(parameter)
+        watch_hooks(name, parameter, self._defer, self.refuses_steps_in_backward)
         if self.is_stopped or (self._accumulate_depth and not self._model.knows_replicas):
             return
         self._watch_backward()
@@ -222,6 +234,12 @@ class FSDP2Source(HookedSource):
             self._send_unit(step)
         if self._backward_callback is None and len(step.gradients) == len(self._model.units):
             self._end_step(step)
+
+    def _defer(self, call: Callable[[], None]) -> bool:
+        """Store a call of a user's hook until this step's gradients are averaged; return False if there is no step."""
+        if self._step is not None:
+            self._step.deferred_calls.append(call)
+        return self._step is not None
 
     # a backward
 
@@ -289,7 +307,7 @@ class FSDP2Source(HookedSource):
         step.handles.append(self._engine.exchange(pieces, buffer))
 
     def _end_step(self, step: _Step) -> None:
-        """End the engine's step, and put the means into ``.grad``.
+        """End the engine's step, put the means into ``.grad``, and call the users' hooks that wait for the means.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -299,6 +317,8 @@ class FSDP2Source(HookedSource):
         with torch.no_grad():
             for gradient in step.gradients:
                 gradient.put_back()
+            for call in step.deferred_calls:
+                call()
 
     def _complete_step(self, step: _Step) -> None:
         """Hand the remaining gradients to the engine, end the engine's step, and wait for its exchanges."""

@@ -20,6 +20,7 @@ from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import Mark, Number
 from gravac.measurement import LocalMeasurement
 from gravac.sources.ddp import NO_BACKWARD, learning_rate
+from gravac.sources.ddp_private import UncompiledHook
 
 
 class HookedSource(ABC):
@@ -37,6 +38,8 @@ class HookedSource(ABC):
             before the first step.
         send_residuals: whether the next step sends all residuals (unsent parts of earlier gradients), without
             compression, whatever the controller decided.
+        gradient_accumulated: function that is called with each parameter into which a backward accumulates a gradient;
+            ``None``: none.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -44,6 +47,7 @@ class HookedSource(ABC):
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.decided_candidate: Future[Candidate] | None = None
+        self.gradient_accumulated: Callable[[torch.Tensor], None] | None = None
         self._engine = engine
         self._hook_handles: list[torch.utils.hooks.RemovableHandle] = []
         self._forward_began_mark: Mark | None = None
@@ -68,7 +72,7 @@ class HookedSource(ABC):
             output_tensors: Iterator[Any] = tensors_in(outputs)
             for tensor in output_tensors:
                 if tensor.requires_grad:
-                    tensor.register_hook(self._backward_starts)
+                    tensor.register_hook(UncompiledHook(self._backward_starts))
 
     def _step_ended(self, *_: object) -> None:
         """Record the time at which the optimizer's step ended."""
@@ -127,7 +131,7 @@ class HookedSource(ABC):
             raise RuntimeError("detach: a backward is running; call detach() after the backward, between two steps")
 
 
-class EndCallback:
+class EndCallback(UncompiledHook):
     """Callback that autograd calls when a backward has ended, and frees without a call if the backward fails.
 
     A weak reference to the callback therefore tells whether the backward is still under way.
@@ -135,13 +139,6 @@ class EndCallback:
     Args:
         function: function without arguments that the callback calls.
     """
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-
-    def __call__(self) -> None:
-        """Call the function."""
-        self._function()
 
 
 def tensors_in(outputs: object) -> Iterator[torch.Tensor]:

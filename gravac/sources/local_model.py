@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The class ``LocalModel``: the weights and optimizers of one rank, which outer steps read and overwrite."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -15,19 +15,29 @@ class LocalModel:
 
     Args:
         module: module whose parameters and buffers the ranks exchange in outer steps.
-        optimizers: torch's optimizers that train the module.
+        optimizers: torch's optimizers that train the module, see ``with_inner_optimizers``.
+        trained_names: names of the parameters that ranks exchange; ``None``: those that require gradients now.
 
     Attributes:
         module: module whose parameters and buffers the ranks exchange in outer steps; none of them is a ``DTensor``.
         optimizers: optimizers of the parameters of ``module``; their states hold no ``DTensor``.
         exchange_shapes: shape in which a parameter is exchanged, by the parameter's name; with as many elements as the
             parameter, or more. A parameter without an entry is exchanged in its own shape.
+        trained_names: names of the parameters that ranks exchange, also of those that are frozen at present.
     """
 
     exchange_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
-    def __init__(self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        trained_names: Collection[str] | None = None,
+    ) -> None:
         self.module, self.optimizers = module, tuple(optimizers)
+        if trained_names is None:
+            trained_names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.trained_names = frozenset(map(canonical_name, trained_names))
 
     def prepare(self) -> None:
         """Make the parameters of ``module`` share memory with the weights that the user's module has at present.
@@ -60,6 +70,21 @@ class LocalModel:
             for name, parameter in named_parameters
             if id(parameter) in weight_by_id
         }
+
+
+def with_inner_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[torch.optim.Optimizer, ...]:
+    """Return optimizers, then the optimizers that they hold as attributes and step themselves, as Lookahead and SAM do.
+
+    An inner optimizer whose state is that of the outer one is left out.
+    """
+    all_optimizers = [*optimizers]
+    for optimizer in all_optimizers:  # the list grows, so the loop also visits inner optimizers of inner optimizers
+        for attribute in vars(optimizer).values():
+            if isinstance(attribute, torch.optim.Optimizer) and all(
+                attribute is not other and attribute.state is not other.state for other in all_optimizers
+            ):
+                all_optimizers.append(attribute)
+    return tuple(all_optimizers)
 
 
 def optimizer_of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

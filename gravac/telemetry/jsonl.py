@@ -5,13 +5,17 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+import platform
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import torch
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from gravac.settings import SettingsError
 from gravac.telemetry.records import (
@@ -25,6 +29,12 @@ from gravac.telemetry.records import (
     StepRecord,
 )
 from gravac.telemetry.sink_guard import SinkGuard
+from gravac.version import __version__
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 RECORD_CLASSES: dict[str, type[Record]] = {
     "run": RunRecord,
@@ -40,31 +50,14 @@ RECORD_CLASSES: dict[str, type[Record]] = {
 RUN_VERSION = 6
 """Value of ``"version"`` in the line of a ``RunRecord``; lines of another version cannot be read."""
 
-CheckRecord = Callable[[Record], None]
-"""Function that is called with a record, and raises a ``ValueError`` (field and content) to reject the record."""
-
-INTEGER_BOUND, LARGEST_NUMBER = 2**63, 1e100
-"""Limits of the magnitude of a record's integers, and of its other finite numbers: sums of larger ones overflow."""
-
-ACCEPTED_TEXTS = {
-    "bool_type": "true or false",
-    "dataclass_type": "an object",
-    "dict_type": "an object",
-    "float_type": "a number",
-    "int_type": "an integer",
-    "setting": "a word, a number, or true or false",
-    "string_type": "a word",
-    "too_long": "a list of 2",
-    "tuple_type": "a list",
-}
-"""What a field accepts, as text for error messages, by the type of pydantic's error; ``"setting"``: a run's setting."""
-
 _KIND_OF_CLASS = {record_class: kind for kind, record_class in RECORD_CLASSES.items()}
 _encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
 
 
 class JSONLSink:
     """Sink that appends each record to a file as a line of valid JSON, and flushes every line at once.
+
+    The line of a run also has the time, the host's name and the versions of gravac, torch and Python.
 
     A number that is not finite becomes ``null``, since JSON has no such numbers. In a run's settings, however, ``inf``
     becomes the string ``"inf"``. A step takes about 600 bytes: 60 MB for 100 000 steps.
@@ -81,6 +74,12 @@ class JSONLSink:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8", buffering=1)
+            if not _lock(self._file):
+                warnings.warn(
+                    f"gravac: another run is writing to {str(path)!r}, where the records of both are mixed now; give "
+                    "each run a log_dir of its own",
+                    stacklevel=2,
+                )
             if _ends_mid_line(path):
                 self._file.write("\n")
         except OSError as error:
@@ -94,12 +93,48 @@ class JSONLSink:
         if self._file.closed or self._guard.has_failed:
             return
         with self._guard:
+            if isinstance(record, RunRecord):
+                record = with_origin(record)
             self._file.write(to_json(record) + "\n")  # line-buffered: each line is flushed at its end
 
     def close(self) -> None:
         """Close the file. May be called again; records that come later are dropped."""
         with self._guard:
+            if not self._file.closed:
+                _unlock(self._file)
             self._file.close()
+
+
+def with_origin(record: RunRecord) -> RunRecord:
+    """Return the record of a run with the present time, this machine's name, and versions; unchanged if it has them."""
+    if record.begun:
+        return record
+    versions = {"gravac": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return replace(record, begun=begun, host=platform.node(), versions=versions)
+
+
+def _lock(file: TextIO) -> bool:
+    """Mark an open file as being written to; return False if another run has marked the file.
+
+    Returns True, too, if the operating system or the file system has no locks.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _unlock(file: TextIO) -> None:
+    """Undo ``_lock`` at once, although a forked process, such as a data loader's worker, may still have the file."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def to_json(record: Record) -> str:
@@ -114,18 +149,14 @@ def to_json(record: Record) -> str:
     try:
         return _encode_json(fields_by_name)
     except ValueError:
-        return _encode_json(parse_back(fields_by_name))
+        fields_by_name = json.loads(json.dumps(fields_by_name, default=asdict), parse_constant=lambda _: None)
+        return _encode_json(fields_by_name)
 
 
 @functools.cache
 def _field_names(record_class: type[Any]) -> tuple[str, ...]:
     """Return the names of a record's fields in the order of a line: inherited fields (keyword-only) come last."""
     return tuple(field.name for field in sorted(fields(record_class), key=lambda field: field.kw_only is True))
-
-
-def parse_back(content: Any) -> Any:
-    """Return plain values or dataclasses as they are after writing to JSON and reading; NaN and inf become ``None``."""
-    return json.loads(json.dumps(content, default=asdict), parse_constant=lambda _: None)
 
 
 def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
@@ -136,7 +167,7 @@ def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
     }
 
 
-def read_jsonl(path: str | Path, check: CheckRecord = lambda record: None) -> list[Record]:
+def read_jsonl(path: str | Path) -> list[Record]:
     """Return the records of a file that ``JSONLSink`` wrote, of all runs in the file, in order.
 
     A line that a crash cut short is left out: the file's last line, or the last line before another run's first line. A
@@ -144,16 +175,15 @@ def read_jsonl(path: str | Path, check: CheckRecord = lambda record: None) -> li
 
     Args:
         path: file to read.
-        check: function that is called with each record, and raises a ``ValueError`` to reject the record.
 
     Raises:
-        ValueError: a line that no crash cut short is not a record, has a field with a forbidden value, is rejected by
-            ``check``, or begins a run of another version. The message has file, line and what is wrong.
+        ValueError: a line that no crash cut short is not a record, has a field with a forbidden value, or begins a run
+            of another version. The message has file, line and what is wrong.
     """
-    return list(_read_records(Path(path), check))
+    return list(_read_records(Path(path)))
 
 
-def _read_records(path: Path, check: CheckRecord) -> Iterator[Record]:
+def _read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a file one by one, without lines that a crash cut short.
 
     Arguments and exceptions are those of ``read_jsonl``.
@@ -165,13 +195,12 @@ def _read_records(path: Path, check: CheckRecord) -> Iterator[Record]:
                 continue
             record, line_fault = None, None
             try:
-                parsed_line = json.loads(line, parse_int=_parse_integer, parse_float=_parse_number)
+                parsed_line = json.loads(line)
             except (ValueError, RecursionError) as error:
                 line_fault = line_number, error
             else:
                 try:
                     record = _record_from(parsed_line)
-                    check(record)
                 except ValueError as error:
                     raise ValueError(f"{path}, line {line_number}: not a record of gravac: {error}") from None
             if cut_line is not None and not isinstance(record, RunRecord):
@@ -217,7 +246,8 @@ def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
         faults = error.errors(include_url=False)
     for fault in faults:
         if fault["type"] != "float_type" or fault["input"] is not None:
-            raise ValueError(_describe_fault(fault))
+            field_path = "/".join(map(str, fault["loc"]))
+            raise ValueError(f"{field_path}: {fault['input']!r:.80}: {fault['msg']}")
         *container_keys, field_name = fault["loc"]
         parent_of_field: Any = parsed_line
         for container_key in container_keys:
@@ -230,38 +260,6 @@ def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
 def _type_adapter(record_class: type[Record]) -> TypeAdapter[Any]:
     """Return pydantic's adapter that checks the fields of a class of records; create the adapter only once."""
     return TypeAdapter(record_class)
-
-
-def _parse_integer(digits: str) -> int | str:
-    """Convert the text of an integer to an int; if it is too large, return the text, which no integer field accepts."""
-    return digits if len(digits) > 20 or abs(int(digits)) >= INTEGER_BOUND else int(digits)
-
-
-def _parse_number(text: str) -> float | str:
-    """Convert the text of a number to a float; if it is too large, return the text, which no number field accepts."""
-    number = float(text)
-    return text if LARGEST_NUMBER < abs(number) < math.inf else number
-
-
-def _describe_fault(fault: ErrorDetails) -> str:
-    """Return an error message about a fault that pydantic found in a line: the field, its content, what is allowed."""
-    location, error_type = fault["loc"], fault["type"]
-    # in the location of a setting, the last key names one of the types that a setting may have
-    if location[:1] == ("settings",) and len(location) > 2:
-        location, error_type = location[:2], "setting"
-    elif error_type == "missing" and isinstance(location[-1], int):  # an element of a pair
-        location, error_type = location[:-1], "too_long"
-    field_path, content_text = "/".join(map(str, location)), f"{fault['input']!r:.80}"
-    if error_type == "missing":
-        return f"{field_path}: the field is missing"
-    if error_type == "literal_error":
-        allowed_values = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return f"{field_path}: {content_text} is none of {allowed_values}"
-    return (
-        f"{field_path}: {content_text} is not {ACCEPTED_TEXTS[error_type]}"
-        if error_type in ACCEPTED_TEXTS
-        else f"{field_path}: {content_text}: {fault['msg']}"
-    )
 
 
 def _ends_mid_line(path: Path) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the points of a run's curves from records of steps, for TensorBoard and for other trackers."""
+"""Computes the points of a run's curves from records of steps, for TensorBoard."""
 
 import math
 from collections.abc import Callable

@@ -22,6 +22,12 @@ class RunRecord:
         timed: compression factors (CFs) of the candidates whose encode and decode were timed on the gradients' device;
             their forecasts have this time as ``coding_s``. For other candidates, ``coding_s`` is computed from the
             compressors' costs on a CPU.
+        begun: time at which the record was written to a file, in UTC, as ISO 8601 text such as
+            ``"2026-11-29T13:05:09+00:00"``. ``JSONLSink`` sets this field and the next two, which are empty in other
+            sinks and in older files: a record alone knows no clock.
+        host: name of the machine that wrote the file.
+        versions: versions of gravac, torch and Python, by these names in lower case.
+        controller_note: text that names the controller, says why it runs, and how to get another.
     """
 
     settings: dict[str, str | int | float | bool]
@@ -29,6 +35,10 @@ class RunRecord:
     forecasts: tuple[Forecast, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     timed: tuple[float, ...] = ()
+    begun: str = ""
+    host: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    controller_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +123,28 @@ class StepRecord(AgreedNumbers):
     steps: int = 1
     mode: Mode = "hook"
 
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate that ran. ``gravac.candidate.named`` adds what it sends in words."""
+        return Candidate(self.mode, self.compressor, self.cf, self.every, self.delay)
+
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
     """A decision of the controller, also if it changes nothing; ``AdaptiveCompressor.history`` has these records.
 
-    The controller decides at the end of a window (a number of steps), or earlier if a trigger fires. The record is the
-    same on every rank.
+    The controller decides before the first step, at the end of a window (a number of steps), or earlier if a trigger
+    fires. The record is the same on every rank. ``str(record)`` is a sentence that names step, candidate and reason.
 
     Attributes:
         step: number of the first training step that the decision holds for.
         compressor: name of the compressor that will run.
         cf: compression factor at which the compressor will run.
-        changed: whether the decision changes the candidate that runs.
-        gain: gain of the window that ended, ``1 - Σ error / Σ energy`` over the window's steps.
-        gain_low: lowest gain of a step in that window.
-        gain_high: highest gain of a step in that window.
+        changed: whether the decision changes the candidate that runs; true for the first decision of a run.
+        gain: gain of the window that ended, ``1 - Σ error / Σ energy`` over the window's steps; of the newest measured
+            step if no window ended; ``None`` if not known.
+        gain_low: lowest gain of a step in that window; ``None`` if not known.
+        gain_high: highest gain of a step in that window; ``None`` if not known.
         t_system: samples per second over all ranks, from the window's median step time; ``None`` if not known.
         t_compression: ``t_system * max(gain, 0)``, samples per second; ``None`` if not known.
         phase: the controller's phase (such as search or hold) while the window was measured.
@@ -136,15 +152,28 @@ class DecisionRecord:
         every: number of training steps from one exchange to the next, from now on.
         delay: number of training steps for which an exchange is in flight, from now on; 0: training waits for it.
         mode: mode of the steps from now on, see ``gravac.candidate.Mode``.
+        sends: what an exchange sends from now on, in words, such as ``"3 bits (9.5x fewer bytes)"``; see
+            ``gravac.candidate.Candidate``.
+
+    Example:
+        >>> decision = DecisionRecord(
+        ...     step=14, compressor="ladder", cf=10.24, changed=True, gain=None, gain_low=None, gain_high=None,
+        ...     t_system=None, t_compression=None, phase="", reason="the link became slower",
+        ...     sends="3 bits (9.5x fewer bytes)",
+        ... )
+        >>> print(decision)
+        step 14: run 3 bits (9.5x fewer bytes): the link became slower
+        >>> decision.candidate.every
+        1
     """
 
     step: int
     compressor: str
     cf: float
     changed: bool
-    gain: float
-    gain_low: float
-    gain_high: float
+    gain: float | None
+    gain_low: float | None
+    gain_high: float | None
     t_system: float | None
     t_compression: float | None
     phase: str
@@ -152,6 +181,16 @@ class DecisionRecord:
     every: int = 1
     delay: int = 0
     mode: Mode = "hook"
+    sends: str = ""
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate that runs from ``step`` on; its ``str`` is its name."""
+        return Candidate(self.mode, self.compressor, self.cf, self.every, self.delay, self.sends)
+
+    def __str__(self) -> str:
+        sentence = f"step {self.step}: {'run' if self.changed else 'keep'} {self.candidate}"
+        return f"{sentence}: {self.reason}" if self.reason else sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +203,8 @@ class ModeRecord:
         after: mode of the steps after the change.
         seconds: time that the change took on this rank, exchanges included, seconds.
         wire_bytes: bytes that this rank sent for the change.
+        dropped_norm: norm of the residuals (unsent parts of gradients) that this rank dropped, since what the new mode
+            exchanges has no residuals.
     """
 
     step: int
@@ -171,6 +212,7 @@ class ModeRecord:
     after: Mode
     seconds: float
     wire_bytes: int
+    dropped_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +258,13 @@ class EndRecord:
             ``norm_bytes``: payload bytes in which ranks exchanged norms of single tensors, not part of ``wire_bytes``.
             Shares of all training steps, 0 to 1: ``share_dense`` (16 bit included), ``share_lowest_cf``,
             ``share_higher_cf``, ``share_native`` and ``share_outer``.
+        steps_at: ``(candidate, number of training steps)`` of each candidate that ran, in the order in which they first
+            ran, since this process began or resumed the run.
     """
 
     steps: int
     metrics: dict[str, float] = field(default_factory=dict)
+    steps_at: tuple[tuple[Candidate, int], ...] = ()
 
 
 Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord | ProgressRecord | EndRecord

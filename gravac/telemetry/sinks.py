@@ -10,12 +10,13 @@ from pathlib import Path
 
 from gravac.guarded import warn_without_raising
 from gravac.telemetry.jsonl import JSONLSink
+from gravac.telemetry.logging_sink import LoggingSink
 from gravac.telemetry.records import Record, Sink
 from gravac.telemetry.tensorboard import TensorBoardSink
 
 
 class Sinks:
-    """Passes records to the user's sinks, and to TensorBoard and JSONL sinks if there is a folder for logs.
+    """Passes records to the user's sinks, to Python's logging, and to TensorBoard and JSONL if there is a log folder.
 
     In a forked process, such as a data loader's worker, records are ignored: the sinks' files and threads belong to the
     parent process.
@@ -41,7 +42,7 @@ class Sinks:
             SettingsError: ``log_dir`` cannot be written to.
         """
         self._owner_pid = os.getpid()
-        self._sinks = list(self._user_sinks)
+        self._sinks = [*self._user_sinks, LoggingSink()]
         if self._log_dir is not None:
             self._sinks.append(TensorBoardSink(self._log_dir))
             self._sinks.append(JSONLSink(self._log_dir / "gravac.jsonl"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gravac.candidate import Forecast
+from gravac.candidate import Candidate, Forecast, named
 from gravac.settings import SettingsError
 from gravac.telemetry import descriptions, page
 from gravac.telemetry.jsonl import plain_settings
@@ -58,9 +58,8 @@ class TensorBoardSink:
         self._run_record: RunRecord | None = None
         self._decision_count = 0
         self._measured_names: tuple[str, ...] = ()
-        self._candidate_changes: list[tuple[DecisionRecord, DecisionRecord | StepRecord | None]] = []
-        # record that names the candidate that runs: that of the first step, later that of the newest decision
-        self._running_record: DecisionRecord | StepRecord | None = None
+        self._candidate_changes: list[tuple[DecisionRecord, Candidate | None]] = []
+        self._running_candidate: Candidate | None = None
 
     def __call__(self, record: Record) -> None:
         """Write a record. Never raises: the first failure causes a warning, and later records are dropped."""
@@ -114,19 +113,21 @@ class TensorBoardSink:
         """Add a step to the steps of the next point, which is written when there are enough steps."""
         self._points.add(step)
         self._newest_step = step
-        self._running_record = step if self._running_record is None else self._running_record
+        if self._running_candidate is None:  # in a resumed run, before the first decision
+            self._running_candidate = named(step.candidate, self._forecasts)
 
     def _write_decision(self, decision: DecisionRecord) -> None:
         """Write a decision's gains and description; if it changes the candidate, keep it for the final table."""
         self._decision_count += 1
-        gains = (decision.gain, decision.gain_low, decision.gain_high)
-        if all(map(math.isfinite, gains)):
+        gains = [gain for gain in (decision.gain, decision.gain_low, decision.gain_high) if gain is not None]
+        if len(gains) == len(page.GAIN_TAGS) and all(map(math.isfinite, gains)):
             self._write_scalars(dict(zip(page.GAIN_TAGS, gains, strict=True)), decision.step)
-        text = descriptions.describe_decision(decision, self._running_record, self._forecasts)
+        text = descriptions.describe_decision(decision, self._running_candidate)
         self._writer.add_text(page.DECISION_TEXT, text, decision.step)
         if decision.changed:
-            self._candidate_changes = [*self._candidate_changes[-MAX_CHANGES + 1 :], (decision, self._running_record)]
-        self._running_record = decision
+            newest_changes = self._candidate_changes[-MAX_CHANGES + 1 :]
+            self._candidate_changes = [*newest_changes, (decision, self._running_candidate)]
+        self._running_candidate = decision.candidate
 
     def _write_layout(self) -> None:
         """Write the layout of the run's charts, which depends on the candidates and on the measured efficiencies."""
@@ -148,9 +149,7 @@ class TensorBoardSink:
                     self._write_scalars(dict(zip(tags, forecast.belief.band, strict=True)), 0)
         efficiencies = (progress.efficiency, progress.low, progress.high)
         self._write_scalars(dict(zip(tags, efficiencies, strict=True)), progress.step)
-        self._writer.add_text(
-            page.PROGRESS_TEXT, descriptions.describe_progress(progress, self._forecasts), progress.step
-        )
+        self._writer.add_text(page.PROGRESS_TEXT, descriptions.describe_progress(progress), progress.step)
 
     def _write_end(self, end: EndRecord) -> None:
         """At the end of a run, write the last point of each curve, the table of candidate changes, and hyperparameters.
@@ -168,7 +167,7 @@ class TensorBoardSink:
         """Write the curves' last point and the table of candidate changes; a second call writes nothing."""
         self._points.flush()
         if self._decision_count and self._newest_step is not None:
-            text = descriptions.tabulate_changes(self._candidate_changes, self._decision_count, self._forecasts)
+            text = descriptions.tabulate_changes(self._candidate_changes, self._decision_count)
             self._writer.add_text(page.CHANGES_TEXT, text, self._newest_step.step)
             self._decision_count = 0
 

@@ -42,7 +42,7 @@ def piled(dtype: str, steps: int, draws: bool = True) -> torch.Tensor:
     feedback = Feedback(dtype=dtype)
     for step in range(steps):
         x = feedback.fold("w", torch.ones(256), keeps_unsent=True)
-        feedback.store_unsent(["w"], x, keys=[f"{step if draws else 0}"])
+        feedback.store_unsent(["w"], x, key=f"{step if draws else 0}")
     return feedback.residual["w"].double()
 
 

@@ -19,7 +19,7 @@ from gravac.engine.agreement import gain
 from gravac.exchange import memory
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.testing.trial import average, averagers, gradients
+from gravac.testing import average, averagers, gradients
 
 pytestmark = pytest.mark.timeout(120)
 

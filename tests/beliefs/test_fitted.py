@@ -4,36 +4,39 @@
 
 import json
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.beliefs import Beliefs, shipped_beliefs
-from gravac.controllers.progress import OUTER_OVERSTATEMENT
 from tests.measure.beliefs import (
     BEFORE,
     CONTROL,
-    Worth,
+    RECORD,
+    SHIPPED,
+    Run,
     before,
     deviation_of,
     doubt_of,
     fitted,
     kind_of,
     mean_of,
+    read,
     worths,
     written,
 )
-from tests.measure.progress import BELIEFS, NATIVE, Case, Way
-from tests.measure.published import rows
-from tests.measure.tables_of_progress import overstated
+from tests.measure.efficiency import BELIEFS, Way
 
 SHARES = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=6)
 
 
-def found(shares: list[float], each: int = 1) -> list[Worth]:
-    return [Worth(f"program {at}", "cosine", 0.1, share) for at, share in enumerate(shares) for _ in range(each)]
+def run_of(program: str, way: Way, efficiency: float, gain: float | None = None) -> Run:
+    return Run(program, "cosine", 0.1, 0, way, gain, efficiency)
+
+
+def found(shares: list[float], each: int = 1) -> list[Run]:
+    return [run_of(f"program {at}", CONTROL, share) for at, share in enumerate(shares) for _ in range(each)]
 
 
 @given(SHARES)
@@ -67,23 +70,18 @@ def test_a_kind_of_one_way_has_its_deviation() -> None:
     assert doubt_of([(0.9, 0.071)]).deviation(0.9) == pytest.approx(0.08)
 
 
-def rows_of(share: float) -> list[dict[str, Any]]:
-    """Rows of two programs: native gets down by a hundredth each step, every way by so much of that, 16 bit by all."""
-    made = []
-    for program in ("glyphs", "tokens"):
-        for way in (NATIVE, *BELIEFS):
-            worth = 1.0 if way in (NATIVE, CONTROL) else share
-            case = Case(program, "cosine", 0.1, way, 0, 100)
-            curve = [(step, 4 - worth * min(step, 90) / 100 - max(0, step - 90) / 100) for step in (*range(5, 101, 5),)]
-            kept = curve if way == NATIVE else [one for one in curve if one[0] in (90, 100)]
-            gain = {} if way.every else {"gain": share**2}
-            made.append({**case._asdict(), "way": way._asdict(), "curve": kept, "higher_is_better": False, **gain})
-    return made
+def runs_of(share: float) -> list[Run]:
+    """Runs of two programs: every way makes so much of a native step's progress, 16 bit all of it."""
+    return [
+        run_of(program, way, 1.0 if way == CONTROL else share, None if way.every else share**2)
+        for program in ("glyphs", "tokens")
+        for way in BELIEFS
+    ]
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_programs_that_agree_are_believed_without_doubt(share: float) -> None:
-    beliefs = fitted(rows_of(share), before())
+    beliefs = fitted(runs_of(share), before())
     assert dict(beliefs.of_compressor("quantize").by_cf)[16.0] == pytest.approx(share, abs=0.01)
     assert dict(beliefs.of_compressor("quantize").by_gain)[0.64] == pytest.approx(0.8, abs=0.01), "the root of the gain"
     assert beliefs.of_outer(10, 0, 2).efficiency == pytest.approx(share, abs=0.01)
@@ -94,7 +92,7 @@ def test_programs_that_agree_are_believed_without_doubt(share: float) -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    for beliefs in (before(), shipped_beliefs(), fitted(rows_of(0.7), before())):
+    for beliefs in (before(), shipped_beliefs(), fitted(runs_of(0.7), before())):
         assert Beliefs(**json.loads(written(beliefs))) == beliefs
     assert BEFORE.is_file()
 
@@ -106,26 +104,11 @@ def test_every_way_has_a_kind_that_is_doubted() -> None:
 
 
 def test_a_delay_is_judged_beside_the_same_without_one() -> None:
-    made = rows_of(0.8)
+    made = runs_of(0.8)
     assert [one.efficiency for one in worths(made, Way(every=10, delay=5))] == pytest.approx([1.0, 1.0])
-    without = [row for row in made if row["way"] != Way(every=10)._asdict()]
+    without = [run for run in made if run.way != Way(every=10)]
     assert worths(without, Way(every=10, delay=5)) == []
 
 
-def test_trials_of_outer_steps_are_corrected_by_what_the_record_gives() -> None:
-    read, error, _ = overstated(Way(every=10))
-    assert abs(read - OUTER_OVERSTATEMENT) < 0.05
-    assert math.log(read) > 2 * error, "trials of outer steps read too much"
-    read, error, _ = overstated(NATIVE)
-    assert abs(math.log(read)) < 2 * error, "trials of dense steps do not"
-
-
 def test_what_gravac_believes_is_what_the_record_gives() -> None:
-    by_record, shipped = fitted(rows("progress"), before()), shipped_beliefs()
-    assert by_record.compressors.keys() == shipped.compressors.keys() and by_record.source == shipped.source
-    for name, tables in shipped.compressors.items():
-        other = by_record.of_compressor(name)
-        for mine, theirs in ((tables.by_cf, other.by_cf), (tables.by_rank, other.by_rank)):
-            assert dict(mine) == pytest.approx(dict(theirs), abs=0.02)
-    for every in (2, 5, 10, 20, 50):
-        assert shipped.of_outer(every, 0, 2) == pytest.approx(by_record.of_outer(every, 0, 2), abs=0.02)
+    assert written(fitted(read(RECORD), before())) == SHIPPED.read_text(encoding="utf-8")

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Valid states, spoilt in one or several places; and whether two states are the same, bit for bit."""
+"""Valid states and files, spoilt in one or several places; and whether two states are the same, bit for bit."""
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,20 @@ def spoilt(plain: Any, seed: int) -> Any:
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         plain = _changed_at(plain, chance)
     return plain
+
+
+def flipped_bytes(file: Path, seed: int) -> Iterator[int]:
+    """Change each byte of a file in turn, in one to eight bits; the file is whole again before the next."""
+    chance = random.Random(seed)
+    content = file.read_bytes()
+    for at, byte in enumerate(content):
+        file.write_bytes(
+            content[:at]
+            + bytes([byte ^ chance.choice((1 << chance.randrange(8), chance.randrange(1, 256)))])
+            + content[at + 1 :]
+        )
+        yield at
+    file.write_bytes(content)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -34,16 +34,16 @@ def test_a_state_is_tensors_and_plain_values() -> None:
         (
             AdaptiveCompressor(topk),
             {"version": 99},
-            "version: the state has version 99, but this gravac reads version 6",
+            "version: the state has version 99, but this gravac reads version 7",
         ),
-        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 6"),
+        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 7"),
         (AdaptiveCompressor(topk), {}, "version: the state has version None"),
         (
             AdaptiveCompressor(randomk),
             state(),
             "base: the state was made with 'topk', but this compressor has 'randomk'",
         ),
-        (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'goodput'"),
+        (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'gravac'"),
     ],
 )
 def test_a_state_of_something_else_is_refused(compressor: AdaptiveCompressor, given: dict[str, Any], said: str) -> None:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """On a GPU compressors have the host wait for nothing, copy nothing, and launch as many kernels for any tensor."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,6 @@ from gravac.compressors import (
     quantize,
     randomk,
     redsync,
-    sidco,
     signsgd,
     terngrad,
     thc,
@@ -54,7 +52,7 @@ CASES: tuple[tuple[Compressor, float], ...] = (
 )
 
 OTHERS: tuple[tuple[Compressor, float], ...] = (
-    *((one, 100.0) for one in (artopk, dgc, dgc(clip=1.0), redsync, sidco)),
+    *((one, 100.0) for one in (artopk, dgc, dgc(clip=1.0), redsync)),
     *((one, 8.0) for one in (qsgd, terngrad, natural, intsgd, signsgd, majority)),
 )
 
@@ -100,24 +98,6 @@ def test_the_host_waits_for_nothing_and_as_many_kernels_run_for_any_tensor(compr
     # a few kernels more where a tensor's end is no whole block, or its rank not 1
     assert abs(sum(small.kernels.values()) - sum(large.kernels.values())) <= 3
     assert sum(large.kernels.values()) <= MOST[compressor.name], large.kernels
-
-
-@pytest.mark.parametrize("compressor", [powersgd(4), powersgd(16), powersgd(iterations=2)], ids=repr)
-def test_eight_matrices_take_hardly_more_kernels_than_one(compressor: Compressor) -> None:
-    def together(count: int) -> int:
-        for _ in range(2):
-            with counting() as seen:
-                state = {"q": torch.empty(COLUMNS[0], 16, device=DEVICE)}
-                contexts = [Context("w", 7, 1, 2, 0, (ROWS, COLUMNS[0]), state=dict(state)) for _ in range(count)]
-                x = torch.empty(count, ROWS * COLUMNS[0], device=DEVICE)
-                rounds, came = compressor.rounds_together(x, 10.0, contexts), None
-                with contextlib.suppress(StopIteration):
-                    while True:
-                        came = answer(rounds.send(came), 2)
-        assert not seen.waits and not seen.copies
-        return sum(seen.kernels.values())
-
-    assert together(8) <= together(1) + 8
 
 
 @pytest.mark.parametrize(("world", "most"), [(2, 32), (8, 60)])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A basis is orthonormal, and spans what it was made of, whatever that is, in both ways and in batches."""
+"""A basis is orthonormal, and spans what it was made of, whatever that is, in both ways."""
 
 from collections.abc import Callable
 
@@ -68,17 +68,6 @@ def test_a_basis_is_orthonormal_and_spans_the_columns(
         assert bool((missing <= 2e-5 * lengths + lost).all()), missing / lengths
 
 
-@each_way
-def test_of_a_batch_each_is_as_by_itself(way: Way) -> None:
-    batch = torch.stack([factor(kind, 70, 5, 3) for kind in KINDS])
-    # what takes the place of nothing may be another direction
-    sure = [number for number, kind in enumerate(KINDS) if kind in ("normal", "ranges", "small", "large")]
-    alone = torch.stack([way(one) for one in batch])
-    together = way(batch)
-    torch.testing.assert_close(together[sure], alone[sure], rtol=0, atol=1e-5)
-    torch.testing.assert_close(together.mT @ together, alone.mT @ alone, rtol=0, atol=1e-5)
-
-
 def test_both_ways_keep_as_much_of_a_matrix() -> None:
     for seed in range(20):
         matrix = torch.linalg.qr(torch.randn(90, 60, generator=torch.Generator().manual_seed(seed))).Q
@@ -94,13 +83,6 @@ def test_what_is_not_finite_does_not_raise(way: Way) -> None:
         columns = factor("normal", 40, 3, 0)
         columns[3, 1] = bad
         assert not way(columns).isfinite().all()
-
-
-@each_way
-def test_nor_does_it_reach_others_of_a_batch(way: Way) -> None:
-    batch = torch.stack([factor("normal", 40, 3, seed) for seed in range(3)])
-    batch[1, 5, 0] = float("nan")
-    assert [bool(basis.isfinite().all()) for basis in way(batch)] == [True, False, True]
 
 
 def test_directions_do_not_depend_on_how_many() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from gravac import testing as conformance
 from gravac.collectives import Ledger
 from gravac.compressors import Addend, Context, Reduced
 from gravac.compressors.orthonormal import orthonormal
@@ -18,7 +19,6 @@ from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError
-from gravac.testing import compressor_laws as conformance
 from tests import ranks
 
 VARIANTS = (

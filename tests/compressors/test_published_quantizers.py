@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gravac import testing as conformance
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context
 from gravac.compressors.baselines.intsgd import (
@@ -27,7 +28,6 @@ from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError
-from gravac.testing import compressor_laws as conformance
 
 ALL: tuple[Compressor, ...] = (
     qsgd,

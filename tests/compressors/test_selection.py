@@ -3,6 +3,7 @@
 """Exact top-k selection, random draws, multi-level compression, index packing."""
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,10 +12,10 @@ from gravac.collectives import AllGather
 from gravac.compressors import multilevel, topk
 from gravac.compressors.base import Context, energy, k_for
 from gravac.compressors.draws import Draws
-from gravac.compressors.selection import largest
+from gravac.compressors.selection import SAMPLE_SIZE, largest
 from gravac.compressors.topk import pack_indices, unpack_indices
 
-KINDS = ("normal", "heavy", "few values", "zeros", "one spike", "sorted", "sparse")
+KINDS = ("normal", "heavy", "few values", "zeros", "one spike", "sorted", "sparse", "signs", "unsampled")
 
 
 def gradient(kind: str, elements: int, seed: int) -> torch.Tensor:
@@ -33,6 +34,10 @@ def gradient(kind: str, elements: int, seed: int) -> torch.Tensor:
             return x.abs().sort().values
         case "sparse":
             return x * (torch.rand(elements, generator=g) < 0.001)
+        case "signs":
+            return x.sign()
+        case "unsampled":  # zero at all elements of the sample
+            return x * (torch.arange(elements) % max(1, elements // SAMPLE_SIZE) == 1)
     return x
 
 
@@ -49,7 +54,22 @@ def test_selection_is_exact(kind: str, elements: int, share: float, seed: int) -
     assert chosen.numel() == k
     assert chosen.unique().numel() == k
     assert torch.equal(chosen, chosen.sort().values)
-    assert torch.equal(x[chosen].abs().sort().values, x.abs().topk(k).values.sort().values)
+    # of equal magnitudes, the lowest indices
+    assert torch.equal(chosen, x.abs().sort(descending=True, stable=True).indices[:k].sort().values)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "one spike", "sparse", "signs", "unsampled"])
+def test_zeros_and_equal_magnitudes_are_not_searched(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, searched_counts, partition = gradient(kind, 500_000, 0), [0], np.partition
+
+    def counted(magnitudes: np.ndarray, position: int) -> np.ndarray:
+        searched_counts.append(magnitudes.size)
+        return partition(magnitudes, position)
+
+    monkeypatch.setattr(np, "partition", counted)
+    for k in (500, 5_000, 50_000):
+        largest(x, k)
+    assert max(searched_counts) <= max(SAMPLE_SIZE + 500, int(x.count_nonzero()) * (kind != "signs"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

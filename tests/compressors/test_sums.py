@@ -17,7 +17,7 @@ from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement
-from gravac.testing.compressor_laws import exchange
+from gravac.testing import exchange
 
 
 def normal(ranks: int, *shape: int, seed: int = 0) -> list[torch.Tensor]:

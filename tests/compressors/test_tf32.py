@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from gravac import testing as conformance
 from gravac.compressors import powersgd, rotation
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import rounds_products
 from gravac.compressors.powersgd import split_factors_for_tf32
-from gravac.testing import compressor_laws as conformance
 from tests.device.counting import DEVICE, counting
 
 MODULE = sys.modules[split_factors_for_tf32.__module__]

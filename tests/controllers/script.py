@@ -10,7 +10,7 @@ from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers import Controller, Decision, Measurement
-from gravac.testing.controller_laws import Step, drive
+from tests.controllers.laws import Step, drive
 
 Curve = Callable[[float, int], float]
 """A value at (CF, step)."""
@@ -27,10 +27,17 @@ PAPER = (DENSE_CANDIDATE, *(topk(cf) for cf in (10.0, 20.0, 40.0, 160.0, 1000.0)
 """Dense, and the paper's exponential candidates."""
 
 
-def forecasts(candidates: Iterable[Candidate]) -> tuple[Forecast, ...]:
-    """Made-up forecasts of candidates: those that are not dense send indices besides."""
+def forecasts(candidates: Iterable[Candidate], dense_exchange_s: float | None = None) -> tuple[Forecast, ...]:
+    """Made-up forecasts of candidates: those that are not dense send indices besides.
+
+    Args:
+        candidates: the candidates.
+        dense_exchange_s: predicted seconds of a dense exchange; ``None``: not known.
+    """
     return tuple(
-        Forecast(candidate, wire_ratio=candidate.cf if candidate.dense else candidate.cf / 2)
+        Forecast(candidate, wire_ratio=candidate.cf, exchange_s=dense_exchange_s)
+        if candidate.dense
+        else Forecast(candidate, wire_ratio=candidate.cf / 2)
         for candidate in candidates
     )
 
@@ -51,6 +58,7 @@ class Script:
         samples: of a step.
         shadow_seconds: added to a step that evaluates shadows.
         learning_rate: by step.
+        waited: seconds of each step in which training waited for the exchange; nan: not known.
     """
 
     gain: Curve
@@ -59,6 +67,7 @@ class Script:
     samples: float = 10.0
     shadow_seconds: float = 0.0
     learning_rate: Callable[[int], float] = lambda step: math.nan
+    waited: float = math.nan
 
     def measure(self, step: int, holds: Decision) -> Measurement:
         """What the decision that holds in a step comes to."""
@@ -72,6 +81,9 @@ class Script:
             error=4 * (1 - gain),
             energy=4.0,
             shadow=tuple((cf, 4 * (1 - min(1.0, self.optimism * self.gain(cf, step)))) for cf in holds.shadow),
+            waited=self.waited,
+            coded=0.0 * self.waited,
+            exchanged=self.waited,
             learning_rate=self.learning_rate(step),
         )
 
@@ -114,7 +126,11 @@ class Played:
 
 
 def play(
-    controller: Controller[Any], script: Script, steps: int = 400, candidates: Sequence[Candidate] = PAPER
+    controller: Controller[Any],
+    script: Script,
+    steps: int = 400,
+    candidates: Sequence[Candidate] = PAPER,
+    dense_exchange_s: float | None = None,
 ) -> Played:
-    """Drive a controller through a script."""
-    return Played(list(drive(controller, forecasts(candidates), script.measure, steps)))
+    """Drive a controller through a script; ``dense_exchange_s``: predicted seconds of a dense exchange."""
+    return Played(list(drive(controller, forecasts(candidates, dense_exchange_s), script.measure, steps)))

@@ -15,8 +15,8 @@ from hypothesis import given
 from gravac.candidate import Candidate, Span
 from gravac.controllers import Accordion, Decision, Measurement
 from gravac.settings import SettingsError
-from gravac.testing import controller_laws as conformance
-from gravac.testing.controller_laws import Step, drive
+from tests.controllers import laws as conformance
+from tests.controllers.laws import Step, drive
 from tests.controllers.script import DENSE_CANDIDATE, forecasts, topk
 
 pytestmark = pytest.mark.timeout(60)

@@ -23,8 +23,8 @@ from gravac.controllers.step_times import StepTiming
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.modes.outer.candidates import with_outer_candidates
-from gravac.testing import controller_laws as conformance
-from gravac.testing.controller_laws import Step, drive
+from tests.controllers import laws as conformance
+from tests.controllers.laws import Step, drive
 
 
 def rung(cf: float, efficiency: float, family: str) -> Forecast:

@@ -9,8 +9,8 @@ import pytest
 from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers import Warmup
 from gravac.settings import SettingsError
-from gravac.testing import controller_laws as conformance
-from gravac.testing.controller_laws import Law
+from tests.controllers import laws as conformance
+from tests.controllers.laws import Law
 from tests.controllers.script import DENSE_CANDIDATE, Script, forecasts, play, topk
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,8 +8,8 @@ Tensors are fake ones on a made-up device, so nothing is computed, and a mode un
         torch.zeros(8, device=DEVICE).abs().sum().item()
     assert seen.waits == ["_local_scalar_dense"] and sum(seen.kernels.values()) == 3
 
-One operator counts as one kernel, those of ``gravac.compressors.kernels`` too; views count as none. What depends on
-data gets some answer: loops over it are approximate.
+One operator counts as one kernel; views count as none. What depends on data gets some answer: loops over it are
+approximate.
 Tables that are kept for a device must be made before what is counted, in a first run under ``counting``.
 """
 
@@ -82,10 +82,6 @@ class Counting(TorchDispatchMode):
             # by itself it would copy what is known of a tensor of one element
             self.copies.append(f"{name}: cpu -> npy")
             return torch.empty(given[0].shape, dtype=kwargs.get("dtype") or given[0].dtype, device=DEVICE)
-        if func.namespace == "gravac":
-            # torch would look into it, and find a launch that fake tensors cannot have
-            self.kernels[name] += 1
-            return _shapes_of(func._schema.name)(*args, **kwargs)
         made = func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
         if name in ("_to_copy", "copy_"):
@@ -114,13 +110,6 @@ def _fake() -> FakeTensorMode:
     # what later tests of this process ask of any device that there is, such as those that checkpoint activations
     torch.get_device_module("npy").get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _shapes_of(name: str) -> Callable[..., Any]:
-    """What says of one of gravac's own operators which tensors it makes."""
-    entry: Any = torch._library.simple_registry.singleton.find(name)
-    told: Callable[..., Any] = entry.fake_impl.kernel
-    return told
 
 
 def _there(tensor: torch.Tensor) -> bool:

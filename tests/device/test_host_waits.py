@@ -11,12 +11,10 @@ from gravac import COMPRESSORS, Compressor, Goodput, Policy, ladder
 from gravac.compressors import (
     artopk,
     dgc,
-    hard_threshold,
     powersgd,
     quantize,
     randomk,
     redsync,
-    sidco,
     thc,
     topk,
     topkc,
@@ -31,15 +29,14 @@ from tests.device.steps import Counted, steps
 SETTINGS: tuple[Compressor, ...] = (
     *(artopk(choose=choose) for choose in ("star", "var")),
     *(powersgd(alternating=alternating) for alternating in (False, True)),
-    *(rule(exact_count=exact) for rule in (dgc, redsync, sidco) for exact in (False, True)),
+    *(rule(exact_count=exact) for rule in (dgc, redsync) for exact in (False, True)),
     *(redsync(search="bisection", exact_count=exact) for exact in (False, True)),
-    *(sidco(law=law, exact_count=False) for law in ("gpareto", "gamma")),
     *(quantize(bits) for bits in (8, 4, 3, 2, 1)),
     *(quantize(4, **how) for how in ({"rotate": True}, {"levels": "uniform"}, {"exchange": "gather"})),
     *(topkc(values=values) for values in (None, quantize(1))),
     *(one(values="float16") for one in (topk, randomk)),
-    *(randomk(block=64), thc(exchange="lanes"), thc(sum_bits=4), hard_threshold(threshold=0.1)),
-    *(ladder(powersgd(4), quantize(2)), ladder(hard_threshold, quantize(2))),
+    *(randomk(block=64), thc(exchange="lanes"), thc(sum_bits=4)),
+    *(ladder(powersgd(4), quantize(2)), ladder(redsync(search="bisection", exact_count=False), quantize(2))),
 )
 
 SHAPES = {"head": (512, 256), "body": (64, 3, 3, 3), "bias": (256,)}

@@ -14,7 +14,7 @@ from gravac.compressors import COMPRESSORS, Compressor, Context, dgc, quantize, 
 from gravac.compressors.sparse import as_dense
 from gravac.exchange.fuse import fuse
 from gravac.exchange.group import GroupTransport
-from gravac.testing.compressor_laws import exchange
+from gravac.testing import exchange
 from tests.distributed.training import jitter, parallel, train, weights
 from tests.ranks import processes
 

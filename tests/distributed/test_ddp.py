@@ -434,7 +434,7 @@ def failing_sink(rank: int, world: int) -> tuple[int, torch.Tensor]:
 
 def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
     (told, one), (silent, other) = processes(failing_sink, 2)
-    assert told == 1 + 4 + 1  # the run, four agreed steps, the end
+    assert told == 1 + 1 + 4 + 1  # the run, its first decision, four agreed steps, the end
     assert silent == 0
     assert torch.equal(one, other)
 
@@ -456,3 +456,19 @@ def test_float16_gradients_switch_overflow_safety_on_and_keep_residuals_in_float
         assert wide
         # 2-byte values and 2-byte indices of a tenth, against 4 bytes of everything; biases dense in 2 bytes
         assert 8 < ratio < 10
+
+
+def attached_with_foreign_optimizers(rank: int, world: int) -> None:
+    ddp, compressor = parallel(), AdaptiveCompressor(topk, controller=Static(cf=10))
+    own, foreign = sgd(ddp), torch.optim.SGD(network().parameters(), lr=0.1)
+    for optimizers in (foreign, [own, foreign]):
+        with pytest.raises(ValueError, match=r"optimizer: SGD trains 14 tensors, none of which .* give the optimizer"):
+            compressor.attach(ddp, optimizers)
+    head = torch.optim.AdamW([*ddp.parameters()][-2:])  # trains some of the parameters
+    compressor.attach(ddp, [own, head])
+    train(ddp, own, rank, range(3))
+    compressor.close()
+
+
+def test_an_optimizer_of_another_model_is_refused_by_name_and_attach_may_be_called_again() -> None:
+    processes(attached_with_foreign_optimizers, 2)

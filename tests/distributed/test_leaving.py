@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
-from gravac.sources.ddp_private import NAMES_FOR_REBUILD, rebuild_reducer
+from gravac.sources.ddp_private import NAMES_FOR_REBUILD, ReducerParameters, rebuild_reducer
 from tests.distributed.training import batch, parallel, sgd, telling, train, weights
 from tests.ranks import processes
 
@@ -221,8 +221,11 @@ def test_a_torch_without_what_detach_needs_is_told_by_name(name: str) -> None:
         pass
 
     ddp = Lacking()
+    ddp.reducer = Lacking()  # type: ignore[attr-defined]
     for other in NAMES_FOR_REBUILD:
         if other != name:
-            setattr(ddp, other, None)
+            owner = ddp.reducer if other.startswith("reducer.") else ddp  # type: ignore[attr-defined]
+            setattr(owner, other.removeprefix("reducer."), None)
     with pytest.raises(RuntimeError, match=f"has no {name}, .* wrap the model in a new DistributedDataParallel"):
-        rebuild_reducer(ddp, forward_pending=False)  # type: ignore[arg-type]
+        averaged = ReducerParameters(frozenset(), {})
+        rebuild_reducer(ddp, forward_pending=False, averaged=averaged)  # type: ignore[arg-type]

@@ -105,7 +105,8 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
 def test_from_dense_over_16_bit_to_the_base_and_back(resumed: bool) -> None:
     ranks = processes(there_and_back, 3, resumed)
     first = ranks[0]
-    assert first["candidates"] == ["dense 1x", "dense 2x", "topk 10x"]
+    assert first["candidates"][:2] == ["dense float32", "dense bfloat16"]
+    assert first["candidates"][2].startswith("topk 10x (")
     assert all(torch.equal(first["weights"], other["weights"]) for other in ranks)
     assert all(torch.equal(first["applied"], other["applied"]) for other in ranks)
 

@@ -14,6 +14,7 @@ from gravac import Accordion, AdaptiveCompressor, topk
 from gravac.collectives import AllReduce
 from gravac.controllers import Decision, Measurement
 from gravac.measurement import slots
+from gravac.modes.replicas import SUMS_PER_CHECKSUM
 from tests.distributed.training import network, parallel, sgd, train, weights
 from tests.ranks import processes
 
@@ -97,7 +98,8 @@ def test_ranks_tell_each_other_norms_of_their_tensors_and_decide_the_same() -> N
     assert totals.norm_bytes == 4 * 8 * len(MATRICES)
     agreements = (5 * EPOCH - 1) * AllReduce.wire_bytes(8 * len(slots(())), 3)
     of_norms = 4 * AllReduce.wire_bytes(8 * len(MATRICES), 3)
-    assert ledger.wire_bytes - totals.wire_bytes == agreements + of_norms
+    of_checksums = 3 * AllReduce.wire_bytes(8 * SUMS_PER_CHECKSUM, 3)  # after 4, 12 and 28 of 30 steps
+    assert ledger.wire_bytes - totals.wire_bytes == agreements + of_norms + of_checksums
     assert ledger.calls["AllReduce"] >= 5 * EPOCH - 1 + 4
     for other in others:
         assert other[1] == decided

@@ -16,10 +16,7 @@ TOPK = Forecast(Candidate("hook", "topk", 10.0), wire_ratio=6.4, efficiency=0.8,
 @pytest.mark.parametrize("controller", [GraVAC(), Accordion(), Static(cf=10)], ids=lambda c: c.name)
 def test_the_reason_of_a_lossy_choice_states_its_cost(controller: object) -> None:
     decision = with_cost(Decision(TOPK.candidate, reason="why"), (DENSE, TOPK), controller)  # type: ignore[arg-type]
-    cost = (
-        "about 25 % more steps than dense for the same loss (estimated from other programs; "
-        "to be safe, the controller assumes 36 % more steps)"
-    )
+    cost = "about 25 % more steps than dense for the same loss (estimated from other programs)"
     assert decision.reason == f"why; topk 10x needs {cost}"
 
 

@@ -15,13 +15,9 @@ from gravac.averaging.plan import Piece
 from gravac.averaging.tensors import flat
 from gravac.candidate import Candidate
 from gravac.compressors import Compressor, ladder, powersgd, topkc
-from gravac.compressors.base import Context, Rounds
-from gravac.compressors.squares import energy
-from gravac.compressors.topk import TopK
 from gravac.controllers.base import Decision
 from gravac.engine import coalescing
 from gravac.exchange.lockstep import Lockstep
-from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, network, parallel, sgd, train, weights
 from tests.engine.adapter import Averaged, over_network
 from tests.ranks import processes
@@ -259,39 +255,6 @@ def test_a_failure_reaches_every_handle_and_every_later_one() -> None:
     late: list[Any] = []
     handles[0].then(late.append)
     assert len(late) == 1
-
-
-class FoldsItself(TopK):
-    """Top-k that folds residuals in itself, as kernels do on a GPU."""
-
-    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        return True
-
-    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        if (fold := ctx.fold) is not None:
-            x = x.float() if fold.residual is None else x + fold.residual
-            fold.energy = energy(x)
-            fold.unsent = x if fold.unsent is None else fold.unsent.copy_(x)
-            x = fold.unsent
-        return (yield from super().rounds(x, cf, ctx))
-
-
-def test_shadow_cfs_are_evaluated_with_residuals_though_a_compressor_folds_these_itself() -> None:
-    told: dict[str, list[StepRecord]] = {}
-    for base in (TopK(), FoldsItself()):
-        kept = told.setdefault(type(base).__name__, [])
-
-        def keep(record: Record, kept: list[StepRecord] = kept) -> None:
-            if isinstance(record, StepRecord) and record.shadow:
-                kept.append(record)
-
-        controller = GraVAC(window=6, warmup=1, shadow_every=2)
-        in_memory(2, 20, host_looks=False, base=base, cf_range=(4, 100), controller=controller, sinks=[keep])
-    plain, folded = (told[name] for name in ("TopK", "FoldsItself"))
-    assert plain
-    assert [record.step for record in plain] == [record.step for record in folded]
-    gains, others = ([number for record in ran for pair in record.shadow for number in pair] for ran in (plain, folded))
-    assert gains == pytest.approx(others)
 
 
 @pytest.mark.parametrize("host_looks", [True, False])

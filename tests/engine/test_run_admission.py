@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import Goodput, GraVAC, SettingsError, Static
+from gravac import Accordion, Goodput, GraVAC, SettingsError, Static, Warmup
 from gravac.building import RunAdmission
 from gravac.candidate import Candidate, Forecast
-from gravac.compressors import ladder
-from gravac.engine.admission import Admission, averager_of
+from gravac.compressors import ladder, powersgd, quantize, topk
+from gravac.engine.admission import LEAST_HOOK_EFFICIENCY, Admission, averager_of
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy, RunSettings
@@ -107,7 +107,41 @@ def test_what_makes_too_little_progress_is_told_with_the_figures() -> None:
         words = describe_dropped(one, 2)
         bound = f"{one.forecast.least_efficiency:.2g}"
         assert words.endswith(f": lower bound of efficiency {bound}, below least_efficiency 0.98")
-    assert not any(one.cause == "too_little_progress" for one in admitted()[1].dropped)
+    assert not any(one.cause == "too_little_progress" for one in admitted(base=topk)[1].dropped)
+
+
+@pytest.mark.parametrize("base", [ladder, "ladder"], ids=["object", "name"])
+def test_goodput_over_the_ladder_takes_no_hook_step_of_little_progress_by_itself(base: Any) -> None:
+    forecasts, admission = admitted(0.1, base=base, every=(1, 10))
+    hook = [forecast for candidate, forecast in forecasts.items() if candidate.mode == "hook"]
+    assert min(forecast.least_efficiency for forecast in hook) >= LEAST_HOOK_EFFICIENCY
+    assert {"low rank 4", "1 bit"} <= {forecast.method for forecast in hook}
+    dropped = {one.forecast.method for one in admission.dropped if one.cause == "too_little_progress"}
+    assert {"low rank 2", "low rank 1"} <= dropped
+    # outer steps stay as they were
+    outer = {candidate for candidate in forecasts if candidate.mode == "outer"}
+    assert outer == {c for c in admitted(0.1, every=(1, 10), least_efficiency=1e-9)[0] if c.mode == "outer"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"base": topk, "cf_range": (10, 1000)},  # AdaptiveCompressor(topk, cf_range=(10, 1000))
+        {"base": powersgd},
+        {"base": ladder(quantize, powersgd(2))},
+        {"least_efficiency": 0.01},
+        *({"controller": controller} for controller in (GraVAC(), Static(cf=256), Accordion(), Warmup())),
+    ],
+    ids=str,
+)
+def test_what_the_user_named_is_admitted_at_any_efficiency(settings: dict[str, Any]) -> None:
+    forecasts, admission = admitted(**settings)
+    dropped = [one for one in admission.dropped if one.cause == "too_little_progress"]
+    assert all(one.forecast.least_efficiency < settings.get("least_efficiency", 0) for one in dropped)
+    assert min(forecast.least_efficiency for forecast in forecasts.values()) < LEAST_HOOK_EFFICIENCY
+    if settings.get("base") is topk:
+        compressed = [candidate.cf for candidate in forecasts if candidate.compressor == "topk"]
+        assert (min(compressed), max(compressed)) == (10, 1000)
 
 
 @pytest.mark.parametrize(

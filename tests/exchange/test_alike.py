@@ -82,7 +82,7 @@ CHANGES: dict[str, Any] = {
     "overflow_safety": True,
     "dense_below": 4096,
     "seed": 1,
-    "every": (1, 10),
+    "every": 10,
     "native": False,
     "least_efficiency": 0.9,
     "outer": OuterSettings(fragments=2),

@@ -106,7 +106,7 @@ def test_close_returns_while_peers_stall_and_what_is_known_stays_readable(peers:
     with pytest.raises(KeyboardInterrupt), compressor:
         raise KeyboardInterrupt
     assert compressor.cf == 1
-    assert compressor.history == []
+    assert [record.step for record in compressor.history] == [0]
     state = compressor.state_dict()
     assert state["step"] in (2, 3)  # the streams' host has been further than their device
     AdaptiveCompressor(topk, controller=Static(cf=1)).load_state_dict(state)
@@ -121,7 +121,7 @@ def test_after_a_failure_nobody_waits_for_peers(peers: Peers, kind: str) -> None
     compressor, _ = stalled(peers, kind)
     compressor._engine.executor.abandon(ValueError("boom"))
     assert compressor.cf == 1
-    assert compressor.history == []
+    assert [record.step for record in compressor.history] == [0]
     assert compressor.state_dict()["step"] in (2, 3)
     compressor.close()
 

@@ -39,7 +39,7 @@ def against(name: str) -> int:
         with worktree(folder / "tree", commit(name)) as tree:
             check_driver(tree, name)
             drive(tree, "record", str(folder / "before"))
-        drive(ROOT, "record", "--old-beliefs", str(folder / "after"))
+        drive(ROOT, "record", str(folder / "after"))
         return compare(folder / "before", folder / "after", IN_ROUNDS)
 
 
@@ -75,9 +75,6 @@ def main() -> int:
     what.add_parser("form", help="say what recordings this driver makes, and of which package, as JSON")
     recording = what.add_parser("record", help="make recordings")
     recording.add_argument("out", type=Path, help="folder for them")
-    recording.add_argument(
-        "--old-beliefs", action="store_true", help="go by what was believed before beliefs had doubts, as certain"
-    )
     recording.add_argument("cases", nargs="*", metavar="case", help=f"any of {', '.join(CASES)} (default: all)")
     comparing = what.add_parser("compare", help="compare two folders of recordings; exit status 1 if they differ")
     comparing.add_argument("before", type=Path)
@@ -90,7 +87,7 @@ def main() -> int:
         print(json.dumps({"form": FORM, "package": gravac.__file__}))
         return 0
     if options.what == "record":
-        record(options.out, options.cases or CASES, options.old_beliefs)
+        record(options.out, options.cases or CASES)
         return 0
     if options.what == "compare":
         return 1 if compare(options.before, options.after, IN_ROUNDS) else 0

@@ -11,7 +11,8 @@ import torch
 
 from gravac import Accordion, Goodput, GraVAC, Static, ladder, powersgd, quantize, topk
 from gravac.modes.outer.sgd import OuterSGD
-from tests.golden.ranks import DDPRank, DoorRank, OuterRank, Rank
+from tests.golden.ranks import DDPRank, DoorRank, ModesRank, OuterRank, Rank, ScaledRank, ShardsRank
+from tests.modes.scripted import APART, DENSE, HALF, HOOK, NATIVE, Scripted, script
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -28,6 +29,7 @@ class Case:
             masks of a host that must not wait.
         steps: number of steps before the run is stopped.
         more: number of steps after it is resumed.
+        ranks: number of ranks.
         falls_at: number of the step before which the learning rate falls to a tenth; ``None``: the rate stays.
     """
 
@@ -37,6 +39,7 @@ class Case:
     in_memory: bool = False
     steps: int = 40
     more: int = 20
+    ranks: int = 3
     falls_at: int | None = None
 
 
@@ -97,5 +100,42 @@ CASES: Mapping[str, Case] = {
         },
         rank=OuterRank,
         in_memory=True,
+    ),
+    "modes": Case(
+        {
+            "base": topk,
+            "cf_range": (10, 10),
+            "controller": Scripted(script=script((0, NATIVE), (8, HOOK), (20, APART), (40, HOOK), (50, NATIVE))),
+            "every": (1, 5),
+        },
+        rank=ModesRank,
+        steps=33,
+        more=37,
+    ),
+    "modes-scaled": Case(
+        {
+            "base": topk,
+            "cf_range": (10, 10),
+            "controller": Scripted(script=script((0, DENSE), (6, HOOK), (20, HALF), (32, APART), (47, NATIVE))),
+            "every": (1, 5),
+        },
+        rank=ScaledRank,
+        optimizer=partial(torch.optim.AdamW, lr=3e-3),
+        steps=26,
+        more=34,
+    ),
+    "modes-shards": Case(
+        {
+            "base": topk,
+            "cf_range": (10, 10),
+            "controller": Scripted(script=script((0, HOOK), (10, APART), (30, DENSE), (36, HOOK))),
+            "every": (1, 5),
+            "native": False,
+        },
+        rank=ShardsRank,
+        optimizer=partial(torch.optim.AdamW, lr=3e-3),
+        steps=23,
+        more=22,
+        ranks=4,
     ),
 }

@@ -15,7 +15,8 @@ SHOWN = 20
 def compare(before: Path, after: Path, in_rounds: Collection[str] = ()) -> int:
     """Compare the recordings in two folders, print what differs, and return the number of differences.
 
-    A case that only one side recorded is a difference; so are two folders without recordings.
+    A case that only ``before`` recorded is a difference, and so are two folders without recordings. A case that only
+    ``after`` recorded is printed: it is new, and its first recording is what later ones are compared with.
 
     Args:
         before: folder of one side.
@@ -30,9 +31,11 @@ def compare(before: Path, after: Path, in_rounds: Collection[str] = ()) -> int:
     total = 0
     for case in cases:
         sides = {"before": before / f"{case}.pt", "after": after / f"{case}.pt"}
-        there = [side for side, file in sides.items() if file.exists()]
-        if len(there) == 1:
-            lines = [f"recorded {there[0]} only"]
+        if not sides["before"].exists():
+            print(f"{case}: new")
+            continue
+        if not sides["after"].exists():
+            lines = ["recorded before only"]
         else:
             recordings = [torch.load(file, weights_only=True) for file in sides.values()]
             lines = differences(*(map(unnumbered, recordings) if case in in_rounds else recordings))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a run: by DDP's hook, by the door without DDP, or with outer steps; over gloo, or in memory."""
+"""A rank of a run: by DDP's hook, in all modes in turn, by the door without DDP, or with outer steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,6 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
@@ -40,6 +43,18 @@ class Net(torch.nn.Module):
         return predicted
 
 
+class BufferedNet(Net):
+    """The same net and a norm over the batch, whose buffers outer steps average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_norm = torch.nn.BatchNorm1d(200)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.batch_norm(super().forward(x).transpose(1, 2))
+        return normed.transpose(1, 2)
+
+
 class Rank(ABC):
     """One rank, from its objects' making to their end.
 
@@ -56,10 +71,14 @@ class Rank(ABC):
     def __init__(self, rank: int, settings: Settings, optimizer: Any, executor: Any, checkpoint: Plain | None) -> None:
         self.rank = rank
         self.ran: list[Plain] = []
-        self.net = Net()
+        self.net = self.new_net()
         self.optimizer: torch.optim.Optimizer = optimizer(self.net.parameters())
         self.model: torch.nn.Module = self.net
         self.start({**settings, "sinks": [self.write_down]}, executor, checkpoint)
+
+    def new_net(self) -> Net:
+        """Return the model before its first step, the same on every rank."""
+        return Net()
 
     @abstractmethod
     def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
@@ -75,13 +94,17 @@ class Rank(ABC):
 
     def backward(self, step: int) -> torch.Tensor:
         """Return the loss of a step, 0-d; the gradients are in place, or on their way."""
+        loss = self.loss(step)
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    def loss(self, step: int) -> torch.Tensor:
+        """Return the loss of a step, 0-d, after its forward."""
         generator = torch.Generator().manual_seed(1000 * step + self.rank)
         x = torch.randint(0, 200, (4, 17), generator=generator)
         self.optimizer.zero_grad()
         predicted = self.model(x[:, :-1]).flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(predicted, (3 * x[:, 1:].flatten() + 1) % 200)
-        torch.autograd.backward(loss)
-        return loss.detach()
+        return torch.nn.functional.cross_entropy(predicted, (3 * x[:, 1:].flatten() + 1) % 200)
 
     def state_dict(self) -> Plain:
         """Return all that another rank resumes from."""
@@ -95,7 +118,8 @@ class Rank(ABC):
     def end(self) -> Plain:
         """Close what compresses; return what was decided, and what ran, as rank 0 was told."""
         self.compressor.close()
-        return {"decided": [decision(record) for record in self.compressor.history], "ran": self.ran}
+        later = [record for record in self.compressor.history if record.step]  # older commits have no record of step 0
+        return {"decided": [decision(record) for record in later], "ran": self.ran}
 
     def write_down(self, record: Record) -> None:
         """Take a record of gravac's."""
@@ -120,6 +144,80 @@ class DDPRank(Rank):
 
     def arrive(self) -> None:
         self.optimizer.step()
+
+
+class ModesRank(DDPRank):
+    """A rank over gloo that runs its steps natively, by DDP's hook, or apart, as a script says."""
+
+    scaler: torch.amp.GradScaler | None = None
+
+    def new_net(self) -> Net:
+        return BufferedNet()
+
+    def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
+        self.compressor = AdaptiveCompressor(**settings)
+        self.model = self.attached(self.compressor)
+        if checkpoint is not None:
+            self.net.load_state_dict(checkpoint["model"])
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+            if self.scaler is not None:
+                self.scaler.load_state_dict(checkpoint["scaler"])
+            self.compressor.load_state_dict(checkpoint["gravac"])
+
+    def attached(self, compressor: AdaptiveCompressor) -> torch.nn.Module:
+        """Return the model whose gradients ranks average, with a compressor attached."""
+        ddp = DistributedDataParallel(self.net, bucket_cap_mb=0.1)
+        compressor.attach(ddp, self.optimizer, self.scaler)
+        return ddp
+
+    def state_dict(self) -> Plain:
+        gravac = {"gravac": self.compressor.state_dict()}  # first, since it ends exchanges in flight
+        scaler = {} if self.scaler is None else {"scaler": self.scaler.state_dict()}
+        return {"model": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), **scaler, **gravac}
+
+    def end(self) -> Plain:
+        ended = super().end()
+        changes = [
+            {"step": change.step, "before": change.before, "after": change.after} for change in self.compressor.changes
+        ]
+        return {**ended, "changes": changes}
+
+
+class ScaledRank(ModesRank):
+    """A rank whose loss is scaled for float16; in step 14 the loss of rank 1 is infinite, so that all ranks skip."""
+
+    def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=10)
+        super().start(settings, executor, checkpoint)
+
+    def backward(self, step: int) -> torch.Tensor:
+        assert self.scaler is not None
+        loss = self.loss(step) * (float("inf") if (step, self.rank) == (14, 1) else 1.0)
+        torch.autograd.backward(self.scaler.scale(loss))
+        return loss.detach()
+
+    def arrive(self) -> None:
+        assert self.scaler is not None
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def final(self) -> Plain:
+        assert self.scaler is not None
+        return {**super().final(), "scaler": self.scaler.state_dict()}
+
+
+class ShardsRank(ModesRank):
+    """A rank of two replicas of two shards each (HSDP)."""
+
+    def new_net(self) -> Net:
+        net, mesh = Net(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        for unit in (net.wide, net.narrow, net):
+            fully_shard(unit, mesh=mesh)
+        return net
+
+    def attached(self, compressor: AdaptiveCompressor) -> torch.nn.Module:
+        compressor.attach(self.net, self.optimizer)
+        return self.net
 
 
 class DoorRank(Rank):
@@ -192,7 +290,9 @@ def decision(record: DecisionRecord) -> Plain:
 
 
 def copied(state: Any) -> Any:
-    """Return a state dict's containers and tensors, copied."""
+    """Return a state dict's containers and tensors, copied; of a tensor in shards, this rank's shard."""
+    if isinstance(state, DTensor):
+        return state.to_local().detach().clone()
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):

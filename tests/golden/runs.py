@@ -5,20 +5,15 @@
 import io
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
-from gravac.beliefs import use_beliefs
 from gravac.exchange.lockstep import Lockstep
 from tests.golden.cases import CASES, Case
 from tests.golden.ranks import Net, Plain
 from tests.golden.script import Script, scripted
-from tests.measure.beliefs import before
 from tests.ranks import processes
-
-RANKS = 3
 
 LATENCY = 3
 """Most exchanges from a measurement to its decision, see ``Executor``."""
@@ -26,18 +21,17 @@ LATENCY = 3
 ELEMENTS = sum(parameter.numel() for parameter in Net().parameters())
 
 
-def record(out: Path, cases: Iterable[str], old_beliefs: bool = False) -> None:
+def record(out: Path, cases: Iterable[str]) -> None:
     """Record cases, one file each: a recording of each rank, by name.
 
     Args:
         out: folder of the files.
         cases: names of the cases.
-        old_beliefs: whether to go by what was believed before beliefs had doubts, as if that were certain.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in cases:
         began = time.monotonic()
-        by_process = processes(recorded, 1 if CASES[name].in_memory else RANKS, name, old_beliefs)
+        by_process = processes(recorded, 1 if CASES[name].in_memory else CASES[name].ranks, name)
         ranks = [recording for recordings in by_process for recording in recordings]
         torch.save({f"rank {rank}": recording for rank, recording in enumerate(ranks)}, out / f"{name}.pt")
         decided = ranks[0]["uninterrupted"]["decided"]
@@ -46,13 +40,8 @@ def record(out: Path, cases: Iterable[str], old_beliefs: bool = False) -> None:
         print(f"{name}: recorded, {len(decided)} decisions, {changes} of them changes ({took:.0f} s)", flush=True)
 
 
-def recorded(rank: int, world: int, name: str, old_beliefs: bool = False) -> list[Plain]:
+def recorded(rank: int, world: int, name: str) -> list[Plain]:
     """Return a recording of each rank in this process, ``rank`` alone unless the ranks are in memory."""
-    with use_beliefs(before()) if old_beliefs else nullcontext():
-        return _recorded(rank, name)
-
-
-def _recorded(rank: int, name: str) -> list[Plain]:
     case = CASES[name]
     end = case.steps + case.more
     with scripted(ELEMENTS) as script:
@@ -94,7 +83,9 @@ class Run:
         checkpoint = torch.load(io.BytesIO(saved), weights_only=True) if saved else {"made": {}, "ranks": {}}
         self._case, self._script = case, script
         script.made = checkpoint["made"]
-        self._lockstep = Lockstep(RANKS, latency=LATENCY, host_looks=False, seconds=1e-3) if case.in_memory else None
+        self._lockstep = (
+            Lockstep(case.ranks, latency=LATENCY, host_looks=False, seconds=1e-3) if case.in_memory else None
+        )
         executors = {rank: None} if self._lockstep is None else dict(enumerate(self._lockstep.executors))
         self._ranks = {
             number: case.rank(number, case.settings, case.optimizer, executor, checkpoint["ranks"].get(number))

@@ -97,7 +97,7 @@ def test_a_missing_rank_is_a_difference() -> None:
     assert differences({**recording(), "rank 1": {}}, recording()) == ["rank 1: before only"]
 
 
-def test_a_case_that_one_side_did_not_record_is_a_difference(
+def test_a_case_that_is_gone_is_a_difference_and_a_new_one_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for side, cases in (("before", ["topk", "ladder"]), ("after", ["topk"])):
@@ -107,6 +107,8 @@ def test_a_case_that_one_side_did_not_record_is_a_difference(
     assert compare(tmp_path / "before", tmp_path / "before") == 0
     assert compare(tmp_path / "before", tmp_path / "after") == 1
     assert "recorded before only" in capsys.readouterr().out
+    assert compare(tmp_path / "after", tmp_path / "before") == 0
+    assert "ladder: new" in capsys.readouterr().out
 
 
 def test_two_folders_without_recordings_are_not_the_same(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that train ranks apart, in the lab: what is shared, what is told, and what travels where."""
 
-import importlib.util
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput
+from gravac.candidate import Candidate
 from gravac.lab.links.network import CONTROL_INTERFACE, EmulatedNetwork, emulation_obstacle
 from gravac.lab.training.attach import attach
 from gravac.lab.training.methods import Method
 from gravac.lab.training.run import TrainingRun, TrainingSettings
-from gravac.lab.training.session import Leg
+from gravac.lab.training.session import Leg, SessionSpec
 from gravac.lab.training.shuffled import (
     MAX_BLOCK_ROUNDS,
     RunChoice,
     ShuffledController,
-    choices_of_run,
     shuffled_blocks,
 )
 from gravac.lab.tta.record import DecisionPoint
-from gravac.testing import controller_laws as conformance
+from gravac.lab.tta.runner import choices_of_run
+from tests.controllers import laws as conformance
+from tests.lab.made_up_runs import made_up
 
 REASON = emulation_obstacle()
-PLAYED = (RunChoice("quantize", 8, 1, 12), RunChoice("dense", 1, 1, 3))
-
-needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
+PLAYED = (RunChoice(Candidate("hook", "quantize", 8), 12), RunChoice(Candidate("hook", "dense", 1), 3))
 
 
 @pytest.mark.usefixtures("alone")
@@ -38,9 +38,6 @@ needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, 
         "outer(every=2, delay=0):quantize(2)",
         "outer(every=2, delay=0):dense",
         "matched:outer(every=2, delay=0):quantize@2-16",
-        pytest.param("torchft-diloco(every=2)", marks=needs_torchft),
-        pytest.param("torchft-diloco(every=2, rate=1, momentum=0)", marks=needs_torchft),
-        pytest.param("torchft-localsgd(every=2)", marks=needs_torchft),
     ],
 )
 def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(text: str) -> None:
@@ -48,9 +45,8 @@ def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(t
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     method = Method.parse(text)
-    exchange = attach(
-        method, model, optimizer, samples_per_step=16, log_dir=None, choices=[RunChoice("quantize", 8, 2, 9)]
-    )
+    choices = [RunChoice(Candidate("outer", "quantize", 8, every=2), 9)]
+    exchange = attach(method, model, optimizer, samples_per_step=16, log_dir=None, choices=choices)
     seen, shared = [], []
     for _ in range(7):
         optimizer.zero_grad()
@@ -82,12 +78,6 @@ def test_nothing_to_play_is_refused() -> None:
         attach(Method.parse("matched:outer:ladder"), model, optimizer, samples_per_step=16, log_dir=None)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "needs torchft; pip install" in (Method.parse("torchft-diloco").missing_package_message or "")
-    assert Method.parse("outer:ladder").missing_package_message is None
-
-
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
 def test_shuffled_is_a_controller(law: object) -> None:
     law(ShuffledController(Goodput(), PLAYED, seed=3))  # type: ignore[operator]
@@ -95,19 +85,29 @@ def test_shuffled_is_a_controller(law: object) -> None:
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 5))
 def test_each_choice_is_played_for_as_many_rounds(rounds: list[int], seed: int) -> None:
-    played = [RunChoice(f"c{at}", 2.0, 1, number) for at, number in enumerate(rounds)]
+    played = [RunChoice(Candidate("hook", f"c{at}", 2.0), number) for at, number in enumerate(rounds)]
     blocks = shuffled_blocks(played, seed)
     assert all(1 <= one.rounds <= MAX_BLOCK_ROUNDS for one in blocks) and blocks == shuffled_blocks(played, seed)
     for one in played:
-        assert sum(block.rounds for block in blocks if block.compressor == one.compressor) == one.rounds
+        assert sum(block.rounds for block in blocks if block.candidate == one.candidate) == one.rounds
+
+
+def decided(step: int, candidate: Candidate) -> DecisionPoint:
+    fields = {**asdict(candidate), "changed": True, "gain": None, "t_system": None, "reason": ""}
+    return DecisionPoint(step=step, seconds=0.1 * step, **fields)
 
 
 def test_the_decisions_of_a_run_become_plays_of_its_rounds() -> None:
-    turns = [
-        DecisionPoint(step=step, compressor="quantize", cf=cf, every=every, changed=True, reason="")
-        for step, cf, every in ((0, 8, 10), (20, 16, 5), (20, 4, 2), (27, 8, 10))
-    ]
-    assert [(one.cf, one.every, one.rounds) for one in choices_of_run(turns, 32)] == [(8, 10, 2), (4, 2, 4), (8, 10, 1)]
+    native, skipped, outer = (
+        Candidate("native", "dense", 2),
+        Candidate("hook", "topk", 9),
+        Candidate("outer", "topk", 8, 2),
+    )
+    run = made_up(turns=tuple(map(decided, (0, 20, 20, 27), (native, skipped, outer, native))), steps=32)
+    assert choices_of_run(run) == (RunChoice(native, 3), RunChoice(outer, 4), RunChoice(native, 1))
+    leg = Leg("matched:outer:ladder", "a", choices=choices_of_run(run))
+    spec = SessionSpec("lstm", 0.5, 3, "", 2, "folder", None, None, None, 1e8, "100mbit", (leg,))
+    assert SessionSpec.from_json(spec.to_json()) == spec
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")

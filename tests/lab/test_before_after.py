@@ -1,13 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A commit against HEAD: what is made of pairs of turns, and where it is published. Taking them takes minutes."""
+"""A commit against HEAD: what is made of pairs of turns. Taking them takes minutes."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.measure import before_after, check, published, results, tables
+from tests.measure import before_after
 
 ECHO = """
 import json, os, sys
@@ -18,11 +17,6 @@ for line in sys.stdin:
 """
 
 PAIRS = [{"before": 0.1, "after": 0.2}, {"before": 0.2, "after": 0.2}, {"before": 0.1, "after": 0.15}]
-
-
-def row() -> dict[str, Any]:
-    made = before_after.summarize("a step", PAIRS, [1.0, 2.0])
-    return {**made, "before": "1" * 40, "after": "2" * 40, "steps": 7}
 
 
 def tree_with(driver: str, tree: Path) -> Path:
@@ -41,7 +35,7 @@ def test_turns_alternate_so_that_drift_meets_both_sides() -> None:
 
 
 def test_what_is_compared_is_each_pair_of_turns() -> None:
-    found = row()
+    found = before_after.summarize("a step", PAIRS, [1.0, 2.0])
     assert (found["what"], found["before_ms"], found["after_ms"], found["pairs"]) == ("a step", 100.0, 200.0, 3)
     assert found["ratio"] == 1.5, "the median of 2, 1 and 1.5, not 200 / 100"
     assert (found["low"], found["high"]) == (1.0, 2.0)
@@ -87,20 +81,3 @@ def test_a_workload_that_only_one_side_knows_is_skipped_with_a_word() -> None:
     )
     with pytest.raises(ValueError, match="no workload in common"):
         before_after.shared({"before": ["by gain"], "after": ["outer"]})
-
-
-def test_the_document_has_what_the_record_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = tmp_path / "measurements.md"
-    document.write_text("\n".join(["# Measurements", *tables.marks("before_after")]), encoding="utf-8")
-    table = {"before_after": tables.DOCUMENTS[tables.MEASUREMENTS]["before_after"]}
-    monkeypatch.setattr(published, "FOLDER", tmp_path)
-    monkeypatch.setitem(tables.DOCUMENTS, document, table)
-    published._rows.cache_clear()
-    results.keep([row()], str(tmp_path / "before_after.json"))
-    assert tables.update(document) == check.faults(document) == []
-    text = document.read_text(encoding="utf-8")
-    assert "| a step | 100.0 | 200.0 | 1.500 (1.000-2.000) |" in text
-    assert "1111111111 against 2222222222, 3 pairs of turns of 7 steps." in text
-    assert tables.update(document) == []
-    assert document.read_text(encoding="utf-8") == text, "a second time changes nothing"
-    published._rows.cache_clear()

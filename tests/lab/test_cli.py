@@ -51,3 +51,30 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_no_command_is_wrong_use() -> None:
     with pytest.raises(SystemExit, match="2"):
         main([])
+
+
+@pytest.mark.parametrize("command", [["calibrate"], ["bench", "tta"], ["bench", "compressors"], ["demo"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("path", "words"), [("/nowhere/x.json", "json: /nowhere is not a folder"), ("/", "json: / is a folder")]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    command: list[str], path: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--json", path]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "nan"], "target: nan is no finite number"),
+        (["--target", "inf"], "target: inf is no finite number"),
+        (["--first-seed", "-1"], "seeds: -1 is below 0"),
+        (["--log-dir", "/dev/null/x"], "log_dir: /dev/null is not a folder"),
+    ],
+)
+def test_time_to_accuracy_is_refused_before_anything_is_trained(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "tta", *arguments]) == 2
+    assert words in capsys.readouterr().err

@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from gravac.lab.demo.usual_links import SLOW_RATES_BPS
 from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.links.owner import start_ticks
+from gravac.lab.links.rates import format_rate
 from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 
@@ -55,19 +58,26 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-m", "gravac", "demo", "--json", str(tmp_path / "result.json")]
-    command += ["--log-dir", str(tmp_path / "logs"), "--seconds", *(["2", "--paced"] if paced else ["3"])]
+    seconds_and_link = ["2", "--paced", "--rate", "30mbit"] if paced else ["3"]
+    command += ["--log-dir", str(tmp_path / "logs"), "--seconds", *seconds_and_link]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=HUNG, env=environment(temporary), check=False
     )
     assert done.returncode == 0, done.stderr
     assert ("paced, no emulated link" in done.stdout) == paced
     assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
-    for words in ("With every=1 ", "With every=(1, 100) ", "Decisions of every=(1, 100)"):
+    for words in ("validation loss", "With every=(1, 100), ", "Decisions of gravac, every=(1, 100)"):
         assert words in done.stdout
 
     result = json.loads((tmp_path / "result.json").read_text())
-    assert list(result) == ["stamp", "rate", "workers", "paced", "log_dir", "runs"]
-    assert (result["rate"], result["workers"], result["paced"]) == (1e8, 2, paced)
+    assert list(result) == ["stamp", "compute_s", "rate", "workers", "paced", "log_dir", "runs"]
+    assert (result["workers"], result["paced"]) == (2, paced)
+    assert result["rate"] == 3e7 if paced else result["rate"] in SLOW_RATES_BPS, "a rate that is given is used"
+    assert 0 < result["compute_s"] < 20
+    first_lines, last_lines = done.stdout.splitlines()[:3], done.stdout.rstrip().splitlines()[-6:]
+    assert any(line.startswith("A step computes ") and format_rate(result["rate"]) in line for line in first_lines)
+    assert last_lines[-1].strip().startswith("1 Gbit/s: ")
+    assert all(re.search(r"it/s: (gravac .* times as fast as float16|dense float)", line) for line in last_lines[2:])
     assert [run["method"] for run in result["runs"]] == METHODS
     for run in result["runs"]:
         # a run ends with the step that, as long as the one before, would reach its time: half of that, at the least
@@ -75,7 +85,7 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
         assert run["cf_path"][0]["step"] == 0
         assert list((tmp_path / "logs" / run["method"]).glob("events.out.tfevents*"))
     assert (tmp_path / "logs" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert "validation loss, nats" in done.stdout and "# every=(1, 100)" in done.stdout
+    assert "validation loss, nats" in done.stdout and "# gravac, every=(1, 100)" in done.stdout
     assert not paced or {turn["mode"] for run in result["runs"] for turn in run["cf_path"]} <= {"hook", "outer"}
     fp32, fp16, *_ = result["runs"]
     assert fp32["wire_ratio"] == 1

@@ -23,7 +23,7 @@ def facts(**changes: object) -> Facts:
     usual: dict[str, object] = {
         "python": "3.12.1",
         "packages": {"torch": "2.13.0", "gravac": "0.1.0"},
-        "optional": {"rich": "13.0", "matplotlib": "3.9", "triton": None},
+        "optional": {"rich": "13.0", "matplotlib": "3.9", "lightning": None},
         "backends": ("gloo",),
         "cuda": None,
         "nccl": None,
@@ -93,7 +93,6 @@ def test_a_failure_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str], mon
         (facts(), check(ranks=1, link=None), "nothing to compress"),
         (facts(), check(), "takes 32 s"),
         (facts(devices=("A100 (8.0)",)), check(), "no NCCL"),
-        (facts(devices=("A100 (8.0)",), backends=("gloo", "nccl")), check(), "triton is missing"),
         (facts(links="making network namespaces needs root"), check(), "by sleeping"),
         (facts(optional={}), check(), "gravac[lab]"),
         (facts(), check(lacks="torch 9 has no such_name"), "no such_name"),
@@ -112,7 +111,7 @@ def test_words_tell_every_fact() -> None:
         "OMP_NUM_THREADS=1",
         "2 on 2 machines",
         "100 Mbit/s",
-        "triton",
+        "lightning",
     ):
         assert words in said
 

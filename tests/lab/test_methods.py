@@ -39,14 +39,15 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
     method = Method.parse("gravac:ladder@2-500")
     assert method.adaptive and method.cf_range == (2, 500)
     assert Method.parse("gravac:topk").cf_range == (10, 1000)
+    assert Method.parse("gravac:ladder").cf_range == (2, 1000)
 
 
 def test_outer_steps_have_one_every_or_a_choice() -> None:
     chosen = Method.parse("outer(fragments=2, delay=1):ladder")
     assert (chosen.modes.every, chosen.modes.outer.delay, chosen.cf_range) == ((1, 100), 1, (2, 1000))
-    assert chosen.adaptive and chosen.has_local_steps and not chosen.has_constant_step_time
+    assert chosen.adaptive and chosen.has_local_steps
     fixed = Method.parse("outer(every=10):quantize(2)")
-    assert (fixed.cf, fixed.adaptive, fixed.has_constant_step_time) == (16, False, False)
+    assert (fixed.cf, fixed.adaptive, fixed.has_local_steps) == (16, False, True)
     assert Method.parse("outer(every=10):dense").cf == 1
     assert Method.parse("outer(every=10):quantize@2-16").adaptive, "the CF is a choice"
     assert Method.parse("outer(every=(5, 50)):ladder@2-64").cf_range == (2, 64)
@@ -104,8 +105,8 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("pid:topk", "there is no controller 'pid'"),
         ("static(cf=10):topk", "there is no controller 'static'"),
         ("gravac(epsilon=2):topk", "epsilon"),
-        ("gravac(0.9):topk", "name each setting"),
-        ("gravac(epsilon=):topk", "is not a controller"),
+        ("gravac(0.9):topk", "settings need names; write name=value"),
+        ("gravac(epsilon=):topk", "settings need names; write name=value"),
         ("gravac:topk@1000-10", "lower bound 1000 is above"),
         ("torch-powersgd(0)", "rank must be at least 1"),
         ("outer(every=0):ladder", "every: give a number of steps"),
@@ -114,11 +115,13 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("outer:topk@10", "a range of steps needs a range of CFs"),
         ("outer(every=10):topk", "add the one to use, such as topk@10"),
         ("outer(every=10, momentum=1):topk@10", "momentum"),
-        ("torchft-diloco(every=0)", "every"),
-        ("torchft-localsgd(rate=1)", "rate: unknown setting"),
         ("matched:topk@10", "no controller chooses candidates in a run of 'topk@10'"),
         ("matched:matched:outer:ladder", "has nothing to repeat"),
         ("topk@@", "cannot be read; use fp32"),
+        ("topk@10-100", "cannot be read; use fp32"),
+        ("gravac:topk@10", "cannot be read; use fp32"),
+        ("gravac:topk@1-2-3", "cannot be read; use fp32"),
+        ("torch-powersgd(four)", "rank must be at least 1"),
     ],
 )
 def test_a_wrong_method_is_refused_with_the_remedy(text: str, said: str) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from gravac.lab.demo.decisions import describe_change, describe_longest_running
 from gravac.lab.demo.display import show_result
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
-from gravac.lab.demo.plot import draw_as_text, spread_apart
+from gravac.lab.demo.plot import draw, draw_as_text, spread_apart
 from gravac.lab.json_file import write_json
 from gravac.lab.tta.record import CurvePoint
 
@@ -88,11 +89,11 @@ def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
         show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, log_dir=Path("runs/x"))
     shown = captured.get()
     assert ("paced, no emulated link" in shown) == paced
-    assert "3 bits, 10x fewer bytes: start" in shown
+    assert "3 bits (10x fewer bytes): start" in shown
     for expected in (
         "float16",
         "every=(1, 100)",
-        "LOST",
+        "gravac LOST",
         "(steps: 100% by gravac's hook)",
         "loss.png",
         "not reached",
@@ -111,8 +112,10 @@ def test_shares_by_mode_and_what_ran_mostly_follow_the_changes() -> None:
     path = (change(0, "native", "dense", 2.0), change(8, "hook", "ladder", 28.444444444444443))
     run = replace(outcome("adaptive-100", 80, 2.0), cf_path=(*path, change(20, "outer", "ladder", 32.0, every=10)))
     assert run.fraction_by_mode() == {"native": 0.1, "hook": 0.15, "outer": 0.75}
-    assert describe_longest_running(run) == "low rank 16, 320x fewer bytes, every 10 steps"
-    assert describe_change(path[0]) == "  step     0  native float16, 2x fewer bytes: start"
+    assert describe_longest_running(run) == "low rank 16 (32x fewer bytes) every 10 steps"
+    assert describe_change(path[0]) == "  step     0  native float16: start"
+    recorded = {**path[1], "sends": "1 bit (26x fewer bytes)"}
+    assert describe_change(recorded) == "  step     8  1 bit (26x fewer bytes): start", "as the run's log names it"
 
 
 @given(
@@ -136,9 +139,35 @@ def test_the_terminals_plot_has_80_columns_and_every_name_and_mark(adaptive: flo
     lines = draw_as_text(comparison(adaptive, apart)).splitlines()
     assert max(map(len, lines)) <= 80
     names = "\n".join(lines)
-    for words in (". float32 4.000", "o float16 3.000", f"+ every=1 {adaptive:.3f}", f"# every=(1, 100) {apart:.3f}"):
+    for words in (
+        ". float32 4.000",
+        "o float16 3.000",
+        f"+ gravac {adaptive:.3f}",
+        f"# gravac, every=(1, 100) {apart:.3f}",
+    ):
         assert words in names
     assert lines[0] == "validation loss, nats" and lines[-1].endswith("seconds of training")
+
+
+@given(st.floats(0.5, 4.9), st.floats(0.5, 4.9))
+@settings(max_examples=10)
+def test_the_pictures_curve_of_gravac_is_named_and_no_text_covers_another_or_a_curve(
+    adaptive: float, apart: float
+) -> None:
+    pictures: list[Figure] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, *_, **__: pictures.append(figure))
+        draw(comparison(adaptive, apart), "A transformer, 2 workers at 50 Mbit/s", Path("loss.png"))
+    (picture,) = pictures
+    picture.draw_without_rendering()
+    (axes,), (legend,) = picture.axes, picture.legends
+    assert f"gravac  {adaptive:.2f}" in [text.get_text() for text in axes.texts]
+    assert any(text.get_text().startswith("gravac: ") for text in legend.get_texts())
+    boxes = [text.get_window_extent() for text in axes.texts] + [legend.get_window_extent()]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+    for box in boxes:
+        assert picture.bbox.x0 <= box.x0 and box.x1 <= picture.bbox.x1 and picture.bbox.y0 <= box.y0
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix runs, is resumed and factored; wrong ones are refused; a failed leg leaves the others."""
+"""A matrix runs and is resumed; wrong ones are refused; a failed leg leaves the others."""
 
 import json
 import math
@@ -17,9 +17,8 @@ import pytest
 from gravac.cli import main
 from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.training.run import RunFailed, TrainingSettings
-from gravac.lab.training.session import ALONE, Leg, SessionSpec
+from gravac.lab.training.session import Leg, SessionSpec
 from gravac.lab.tta import record
-from gravac.lab.tta.factored import factored_record, factored_record_of_seed
 from gravac.lab.tta.matrix import RunMatrix
 from gravac.lab.tta.record import CurvePoint, TrainingRecord, first_reached
 from gravac.lab.tta.runner import run_matrix, target_of
@@ -93,9 +92,8 @@ class Scripted:
     def events(self) -> Iterator[dict[str, object]]:
         split = {"compute": 0.1, "compress": None, "exchange": None, "exposed": 0.0, "input_wait": 0.0}
         said = {"wire_bytes": 1, "interface_bytes": None, "cpu_seconds": 1.0, "gain": None, "turns": [], "split": split}
-        said["steps_s"] = [0.1]
         for at, leg in enumerate(self.legs):
-            yield {"event": "start", "leg": at, "parameters": 9, "samples_per_step": 8, "batch_size": 4}
+            yield {"event": "start", "leg": at, "parameters": 9, "samples_per_step": 8}
             for step in range(0, 21, 5):
                 yield {"event": "evaluation", "leg": at, "step": step, "seconds": step / 10, "metric": 3.0 - step / 10}
                 if leg.method in self.to_fail:
@@ -107,16 +105,15 @@ class Scripted:
 @needs_namespaces
 def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
     notes = Notes()
-    runs = run_matrix(matrix(tmp_path, factored=True), notes)
-    assert [(run.link, run.method, run.factored) for run in runs] == [
-        ("unthrottled", "fp32", False),
-        ("unthrottled", "topk@10", False),
-        ("100mbit", "fp32", True),
-        ("100mbit", "topk@10", True),
-        ("100mbit", "gravac:topk", False),
+    runs = run_matrix(matrix(tmp_path), notes)
+    assert [(run.link, run.method) for run in runs] == [
+        ("unthrottled", "fp32"),
+        ("100mbit", "fp32"),
+        ("100mbit", "topk@10"),
+        ("100mbit", "gravac:topk"),
     ]
-    assert notes.plan == (5, 0) and notes.failures == []
-    assert record.read([tmp_path / "runs.json"]) == runs
+    assert notes.plan == (4, 0) and notes.failures == []
+    assert record.read(tmp_path / "runs.json") == runs
     assert len({run.target for run in runs}) == 1
     for run in runs:
         assert run.step_s > 0 and run.steps > 0 and run.cpu_seconds > 0 and run.split is not None
@@ -124,12 +121,12 @@ def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
         if run.tta_s is not None:
             assert run.steps_to_target is not None and 0 < run.steps_to_target <= run.steps
     fp32 = runs[0]
-    assert fp32.wire_bytes is not None and fp32.efficiency is not None and fp32.tta_s is not None
+    assert fp32.wire_bytes is not None and fp32.tta_s is not None
     assert 0.9 < fp32.interface_bytes / fp32.wire_bytes < 1.4  # type: ignore[operator]
 
     again = Notes()
-    assert run_matrix(matrix(tmp_path, factored=True), again) == runs
-    assert again.plan == (5, 5) and again.made == [] and again.started == []
+    assert run_matrix(matrix(tmp_path), again) == runs
+    assert again.plan == (4, 4) and again.made == [] and again.started == []
 
 
 def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,29 +143,6 @@ def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monk
     assert after[: len(told)] == told  # none dropped
     assert {(run.method, run.seed) for run in after[len(told) :]} >= {("fp32", 2), ("topk@10", 2)}
     assert not any(run.method == "fp16" for run in notes.made)
-
-
-def test_times_of_steps_are_taken_once_or_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gravac.lab.tta.runner.TrainingRun", Scripted)
-    for each_seed, sessions in ((False, 1), (True, 2)):
-        folder = tmp_path / str(each_seed)
-        folder.mkdir()
-        asked = matrix(
-            folder,
-            methods=("fp16", "topk@10"),
-            links=("1gbit",),
-            seeds=(0, 1),
-            paced=True,
-            budget=20,
-            factored=True,
-            times_each_seed=each_seed,
-        )
-        notes = Notes()
-        runs = run_matrix(asked, notes)
-        assert {(run.method, run.seed) for run in runs if run.factored} == {
-            (method, seed) for method in asked.methods for seed in asked.seeds
-        }
-        assert sum(label.endswith("step time") for label in notes.labels) == sessions
 
 
 def test_a_paced_matrix_says_so_and_an_interrupt_keeps_what_was_measured(
@@ -204,6 +178,8 @@ def test_a_paced_matrix_says_so_and_an_interrupt_keeps_what_was_measured(
     assert main([*asked, "--seeds", "1"]) == 0, "all of it is there: nothing is run, and the command ends well"
     assert "topk@10" in capsys.readouterr().out
     assert (tmp_path / "runs.json").read_text() == kept
+    made = {"runs.json", "runs-evaluations.csv", "runs-loss.png", "runs-times.png"}
+    assert {path.name for path in tmp_path.iterdir()} == made, "once all runs are there"
 
 
 def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +189,7 @@ def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypa
     runs = run_matrix(matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=20), notes)
     assert notes.failures == ["topk@10"]
     assert [run.method for run in runs] == ["fp32", "fp16", "topkc@10"]
-    assert notes.started == [ALONE, "fp16", "topkc@10"], "the leg after it began a session of its own"
+    assert notes.started == ["fp32", "fp16", "topkc@10"], "the leg after it began a session of its own"
 
 
 @pytest.mark.parametrize(
@@ -221,9 +197,7 @@ def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypa
     [
         ({"tasks": ("mnist",)}, "mnist"),
         ({"links": ("fast",)}, "rate: 'fast'"),
-        ({"links": ("1gbit,5s:20mbit",), "factored": True}, "changes its rate during training"),
         ({"links": ("1gbit,5s:20mbit",), "paced": True}, "cannot be paced"),
-        ({"times_each_seed": True}, "times_each_seed: without factored"),
         ({"methods": ("topq@3",)}, "there is no compressor 'topq'"),
         ({"methods": ("torch-powersgd(4)",), "paced": True}, "cannot be paced"),
         ({"methods": ()}, r"methods: \(\) is empty; give at least one"),
@@ -254,7 +228,7 @@ def test_a_run_that_diverged_is_written_and_read_again(tmp_path: Path, run: Trai
     curve = (*run.curve, CurvePoint(step=99, seconds=9.0, metric=math.nan))
     record.save(tmp_path / "runs.json", [run, run.model_copy(update={"val_metric": math.nan, "curve": curve})])
     assert json.loads((tmp_path / "runs.json").read_text())[1]["val_metric"] is None
-    whole, diverged = record.read([tmp_path / "runs.json"])
+    whole, diverged = record.read(tmp_path / "runs.json")
     assert whole == run
     assert math.isnan(diverged.val_metric) and math.isnan(diverged.curve[-1].metric)
     assert first_reached(diverged.curve, -1e9, higher_is_better=False) is None
@@ -277,31 +251,17 @@ def test_a_run_that_recovers_reaches_the_target_at_its_first_finite_evaluation()
         assert first_reached(curve(5, lost, 1), 2, higher_is_better=False) == (4.0, 20.0)
 
 
-def test_factored_time_is_steps_times_the_step_time(run: TrainingRecord) -> None:
-    split = {"compute": 0.1, "exposed": 0.2, "input_wait": 0.0, "compress": None, "exchange": None}
-    probe = {"steps_s": [0.5, 0.3, 0.4], "step": 5, "interface_bytes": 100, "split": split}
-    made = factored_record(run, "20mbit", [probe, {**probe, "steps_s": [0.4, 0.4]}], 60.0, run)
-    assert made.factored and made.link == "20mbit" and made.step_s == 0.4
-    assert made.tta_s == pytest.approx(15 * 0.4) and made.steps_to_target == 15
-    assert made.interface_bytes == 200 * run.steps / 10
-    assert made.samples_per_s == pytest.approx(run.samples_per_s * run.step_s / 0.4)
-    other = factored_record_of_seed(run.model_copy(update={"seed": 1, "steps": 10}), made, 60.0)
-    assert (other.seed, other.link, other.step_s) == (1, "20mbit", 0.4)
-    assert other.interface_bytes == made.interface_bytes * 10 / 20
-
-
 @pytest.fixture
 def run() -> TrainingRecord:
     return TrainingRecord(
         task="digits", scale=1, link="unthrottled", workers=2, method="topk@10", adaptive=False, seed=0,
         metric="loss, nats", higher_is_better=False, target=2, tta_s=3.0, steps_to_target=15, seconds=4.0,
-        limit_s=None, steps=20, step_s=0.2, samples_per_s=80.0, efficiency=0.8, wire_bytes=1000, interface_bytes=1100,
+        limit_s=None, steps=20, step_s=0.2, samples_per_s=80.0, wire_bytes=1000, interface_bytes=1100,
         cpu_seconds=8.0, gain=0.5, val_metric=1.0, curve=curve(5, 3, 1), turns=(), split=None, paced=False,
-        factored=False,
     )  # fmt: skip
 
 
 def test_a_session_travels_as_json() -> None:
-    legs = (Leg(ALONE, ALONE, steps=3), Leg("topk@10", "a/b", seconds=1.5, target=2.0, every_steps=5))
+    legs = (Leg("fp32", "fp32", steps=3), Leg("topk@10", "a/b", seconds=1.5, target=2.0, every_steps=5))
     spec = SessionSpec("lstm", 0.5, 3, "", 2, "folder", None, None, None, 1e8, "100mbit", legs)
     assert SessionSpec.from_json(spec.to_json()) == spec

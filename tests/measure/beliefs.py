@@ -1,14 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Beliefs about efficiency, fitted to the record of ``tests.measure.progress``, and their leave-one-program-out error.
+"""Fit the beliefs that ship with gravac to a CSV of ``tests.measure.efficiency``, with leave-one-program-out errors.
 
 A program is predicted by the geometric mean over the others. Each program has the same weight, whatever the number of
 its learning rates and schedules.
 
-    python -m tests.measure.beliefs [--json FILE] [--write]
+    python -m tests.measure.beliefs [--csv FILE] [--write]
 """
 
 import argparse
+import csv
 import json
 import math
 import statistics
@@ -18,22 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gravac.beliefs import (
-    Belief,
-    Beliefs,
-    CompressorBeliefs,
-    EfficiencyPoints,
-    beliefs_in_force,
-    efficiency_at,
-    read_beliefs,
-)
+from gravac.beliefs import Beliefs, CompressorBeliefs, EfficiencyPoints, efficiency_at, read_beliefs
 from gravac.beliefs.tables import Doubt
-from gravac.compressors.ladder import Ladder
-from gravac.engine.admission import efficiency_belief
-from gravac.policy import Policy
-from tests.measure.progress import BELIEFS, NATIVE, Case, Way, efficiency, key
-from tests.measure.results import read
-from tests.measure.tables_of_runs import head, line
+from tests.measure.efficiency import BELIEFS, Way
+
+RECORD = Path("docs/evidence/data/beliefs.csv")
+"""File of the efficiencies that the beliefs are fitted to."""
 
 FLOOR = 0.02
 """Least efficiency that a run is given, since 0 has no logarithm."""
@@ -60,20 +51,43 @@ KINDS: Mapping[str, str] = {"dense": "16 bit", "quantize": "quantized", "topk": 
 """Kind of belief by the compressor's name."""
 
 
-class Worth(NamedTuple):
+class Run(NamedTuple):
     """Efficiency that was measured in one run.
 
     Attributes:
         program: name of the program.
         schedule: of the learning rate.
         rate: learning rate.
+        seed: of weights and batches.
+        way: way to run steps.
+        gain: mean gain; ``None`` for outer steps.
         efficiency: progress of a step over that of a native step, read after settling.
     """
 
     program: str
     schedule: str
     rate: float
+    seed: int
+    way: Way
+    gain: float | None
     efficiency: float
+
+
+def read(path: Path) -> list[Run]:
+    """Return the runs of a CSV, whose first lines may be comments."""
+    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return [
+        Run(
+            row["program"],
+            row["schedule"],
+            float(row["rate"]),
+            int(row["seed"]),
+            Way(row["label"], float(row["cf"]), int(row["every"]), int(row["delay"])),
+            float(row["gain"]) if row["gain"] else None,
+            float(row["efficiency"]),
+        )
+        for row in csv.DictReader(lines)
+    ]
 
 
 def kind_of(way: Way) -> str:
@@ -83,30 +97,21 @@ def kind_of(way: Way) -> str:
     return "outer" if way.every else KINDS[name_of(way)]
 
 
-def worths(rows: Sequence[dict[str, Any]], way: Way) -> list[Worth]:
-    """Return the efficiencies of a way in all runs; with a delay, relative to the same run without one."""
-    cases = {key(row): row for row in rows}
-    found = []
-    for case, row in cases.items():
-        native = cases.get(case._replace(way=NATIVE))
-        if case.way != way or native is None:
-            continue
-        worth = max(FLOOR, efficiency(row, native))
-        if way.delay:
-            waits = cases.get(case._replace(way=way._replace(delay=0)))
-            if waits is None:
-                continue
-            worth = min(1.0, worth / max(FLOOR, efficiency(waits, native)))
-        found.append(Worth(case.program, case.schedule, case.rate, worth))
-    return found
+def worths(runs: Sequence[Run], way: Way) -> list[Run]:
+    """Return the runs of a way; with a delay, their efficiencies are relative to the same run without one."""
+    own = [run._replace(efficiency=max(FLOOR, run.efficiency)) for run in runs if run.way == way]
+    if not way.delay:
+        return own
+    waits = {run[:4]: run.efficiency for run in worths(runs, way._replace(delay=0))}
+    return [run._replace(efficiency=min(1.0, run.efficiency / waits[run[:4]])) for run in own if run[:4] in waits]
 
 
-def mean_of(found: Iterable[Worth]) -> float:
+def mean_of(found: Iterable[Run]) -> float:
     """Return the geometric mean over programs, of which each counts as one."""
     return math.exp(statistics.fmean(_by_program(found).values()))
 
 
-def deviation_of(found: Sequence[Worth]) -> float:
+def deviation_of(found: Sequence[Run]) -> float:
     """Return the leave-one-program-out error in log efficiency: its root mean square over programs.
 
     A program is predicted by the mean over the others.
@@ -118,7 +123,7 @@ def deviation_of(found: Sequence[Worth]) -> float:
     return math.sqrt(statistics.fmean(squares))
 
 
-def _logs(found: Iterable[Worth]) -> dict[str, list[float]]:
+def _logs(found: Iterable[Run]) -> dict[str, list[float]]:
     """Return the log efficiencies of each program."""
     logs: dict[str, list[float]] = {}
     for one in found:
@@ -126,80 +131,30 @@ def _logs(found: Iterable[Worth]) -> dict[str, list[float]]:
     return logs
 
 
-def _by_program(found: Iterable[Worth]) -> dict[str, float]:
+def _by_program(found: Iterable[Run]) -> dict[str, float]:
     """Return each program's mean log efficiency."""
     return {program: statistics.fmean(logs) for program, logs in _logs(found).items()}
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each way: efficiencies by program, ascending by learning rate; their mean, and its error."""
-    programs = list(dict.fromkeys(row["program"] for row in rows))
-    lines = head("", *programs, "mean", "deviation", "lower bound")
-    for way in BELIEFS:
-        found = sorted(worths(rows, way), key=lambda one: (one.schedule, one.rate))
-        if len({one.program for one in found}) < 2:
-            continue
-        cells = [" ".join(f"{one.efficiency:.2f}" for one in found if one.program == program) for program in programs]
-        belief = Belief(mean_of(found), deviation_of(found))
-        lines.append(line(str(way), *cells, *(f"{number:.2f}" for number in (*belief, belief.lower_bound))))
-    return "\n".join(lines)
-
-
-ADMITTED_ABOVE = 0.5
-"""Least lower bound of a row in ``table_of_admitted``."""
-
-
-def table_of_admitted(rows: Sequence[dict[str, Any]]) -> str:
-    """Return what the beliefs in force admit by ``least_efficiency``, as Markdown: the default list, and outer steps.
-
-    Two ranks; low rank for a matrix of 1024 x 1024. ``rows`` is the record that the beliefs were fitted to.
-    """
-    base = Policy().base
-    assert isinstance(base, Ladder)
-    beliefs: dict[str, Belief] = {}
-    for cf in base.candidates((2.1, 1000)):  # 16 bit is always admitted
-        profile = base.profile(cf, world=2, shapes=((1024, 1024),))
-        beliefs[f"{base.method_at(cf)}, {cf:.{0 if cf > 8 else 1}f}x fewer bytes"] = efficiency_belief(profile)
-    for every in (2, 5, 10, 20, 50):
-        beliefs[f"outer steps, `every={every}`, dense"] = beliefs_in_force().of_outer(every, 0, 2)
-    lines = head("method", "progress of a step, median", "admitted by `least_efficiency` up to")
-    for method, belief in sorted(beliefs.items(), key=lambda item: -item[1].lower_bound):
-        if belief.lower_bound >= ADMITTED_ABOVE:
-            admits = f"{math.floor(100 * belief.lower_bound) / 100:.2f}"
-            lines.append(line(method, f"{belief.efficiency:.2f}", admits))
-    return "\n".join(lines)
-
-
-def gains(rows: Sequence[dict[str, Any]], label: str) -> list[tuple[float, float, Case]]:
-    """Return ``(gain, efficiency, case)`` of each run of a compressor in each step, ascending."""
-    cases = {key(row): row for row in rows}
-    return sorted(
-        (row["gain"], efficiency(row, native), case)
-        for case, row in cases.items()
-        if case.way.label.startswith(label) and not case.way.every
-        if (native := cases.get(case._replace(way=NATIVE))) is not None
-    )
-
-
-def noise_of(rows: Sequence[dict[str, Any]]) -> float:
+def noise_of(runs: Sequence[Run]) -> float:
     """Return the deviation of the measurement itself: the root mean square log efficiency of 16 bit.
 
     Median over programs. Where the loss hardly falls any more, as on ``tokens``, any noise is worth many steps.
     """
     squares = {
-        program: statistics.fmean(log * log for log in logs) for program, logs in _logs(worths(rows, CONTROL)).items()
+        program: statistics.fmean(log * log for log in logs) for program, logs in _logs(worths(runs, CONTROL)).items()
     }
     return math.sqrt(statistics.median(squares.values()))
 
 
-def of_control(rows: Sequence[dict[str, Any]]) -> float:
+def of_control(runs: Sequence[Run]) -> float:
     """Return the efficiency measured for 16 bit, median over programs: below 1, since noise cannot raise it above."""
-    return math.exp(statistics.median(_by_program(worths(rows, CONTROL)).values()))
+    return math.exp(statistics.median(_by_program(worths(runs, CONTROL)).values()))
 
 
-def median_of(rows: Sequence[dict[str, Any]], way: Way) -> float:
+def median_of(runs: Sequence[Run], way: Way) -> float:
     """Return the median of the belief about a way: its mean efficiency relative to that of 16 bit."""
-    return min(1.0, mean_of(worths(rows, way)) / (1.0 if way.delay else of_control(rows)))
+    return min(1.0, mean_of(worths(runs, way)) / (1.0 if way.delay else of_control(runs)))
 
 
 def doubt_of(points: Sequence[tuple[float, float]]) -> Doubt:
@@ -218,19 +173,19 @@ def doubt_of(points: Sequence[tuple[float, float]]) -> Doubt:
     return Doubt(least=max(ROUNDING, _up(math.sqrt(least))), of_loss=_up(math.sqrt(of_loss)))
 
 
-def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
+def fitted(runs: Sequence[Run], before: Beliefs) -> Beliefs:
     """Return beliefs fitted to a record.
 
     A measured method gets its own median. Log efficiencies of other methods of its kind are multiplied by the same
     factor as those of the measured ones. Beliefs about more than two ranks and other delays change in proportion.
 
     Args:
-        rows: of the record.
+        runs: runs of the record.
         before: beliefs before the record.
     """
-    noise, ways = noise_of(rows), [way for way in BELIEFS if len({one.program for one in worths(rows, way)}) > 1]
-    medians = {way: median_of(rows, way) for way in ways}
-    deviations = {way: math.sqrt(max(0.0, deviation_of(worths(rows, way)) ** 2 - noise**2)) for way in ways}
+    noise, ways = noise_of(runs), [way for way in BELIEFS if len({one.program for one in worths(runs, way)}) > 1]
+    medians = {way: median_of(runs, way) for way in ways}
+    deviations = {way: math.sqrt(max(0.0, deviation_of(worths(runs, way)) ** 2 - noise**2)) for way in ways}
     doubts: dict[Any, Doubt] = {}
     for kind in dict.fromkeys(map(kind_of, ways)):
         doubts[kind] = doubt_of([(medians[way], deviations[way]) for way in ways if kind_of(way) == kind])
@@ -239,7 +194,7 @@ def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
     in_each = {way: one for way, one in medians.items() if not way.every and way != CONTROL}
     then = {way: _before(before.of_compressor(name_of(way)), way) for way in in_each}
     compressors = {name: _of_compressor(name, believed, in_each, then) for name, believed in before.compressors.items()}
-    by_gain = _power_of_gain(rows, "quantize")
+    by_gain = _power_of_gain(runs, "quantize")
     points = tuple((gain, round(gain**by_gain, 3)) for gain, _ in before.compressors["quantize"].by_gain)
     compressors["quantize"] = compressors["quantize"](by_gain=points)
     apart = {way.every: medians[way] for way in ways if kind_of(way) == "outer" and way.label == "dense"}
@@ -253,9 +208,7 @@ def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
     behind = [(1 + DELAY_EVERY * way.delay / way.every, medians[way]) for way in ways if way.delay]
     power = statistics.fmean(math.log(one) / math.log(efficiency_at(before.delay, at)) for at, one in behind)
     delay = tuple((at, round(share**power, 3)) for at, share in before.delay)
-    source = (
-        f"docs/measurements/progress.json; what it has no run of: {before.source.removeprefix('docs/measurements: ')}"
-    )
+    source = f"{RECORD.as_posix()}; what it has no run of: {before.source}"
     return Beliefs(
         source=source, compressors=compressors, outer=outer, delay=delay, delay_every=DELAY_EVERY, doubts=doubts
     )
@@ -313,13 +266,13 @@ def _falling(points: Iterable[tuple[float, float]]) -> EfficiencyPoints:
     return tuple(found)
 
 
-def _power_of_gain(rows: Sequence[dict[str, Any]], label: str) -> float:
+def _power_of_gain(runs: Sequence[Run], label: str) -> float:
     """Return the exponent p of ``efficiency = gain ** p`` for a compressor, by least squares of logarithms."""
-    of_one = of_control(rows)
+    of_one = of_control(runs)
+    own = [run for run in runs if run.way.label.startswith(label) and not run.way.every and run.gain is not None]
     pairs = [
-        (math.log(gain), math.log(max(FLOOR, min(1.0, share / of_one))))
-        for gain, share, case in gains(rows, label)
-        if case.way != NATIVE
+        (math.log(run.gain), math.log(max(FLOOR, min(1.0, run.efficiency / of_one))))
+        for run in sorted(own, key=lambda run: (run.gain, run.efficiency))
     ]
     return sum(x * y for x, y in pairs) / sum(x * x for x, _ in pairs)
 
@@ -355,12 +308,15 @@ def before() -> Beliefs:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", default="docs/measurements/progress.json")
+    parser.add_argument("--csv", type=Path, default=RECORD)
     parser.add_argument("--write", action="store_true", help="write gravac/beliefs/shipped.json")
     arguments = parser.parse_args()
-    rows = read(Path(arguments.json))
-    print(table(rows))
-    text = written(fitted(rows, before()))
+    runs = read(arguments.csv)
+    for way in BELIEFS:
+        own = worths(runs, way)
+        if len({run.program for run in own}) > 1:
+            print(f"{way}: mean {mean_of(own):.2f}, deviation {deviation_of(own):.2f}, {len(own)} runs")
+    text = written(fitted(runs, before()))
     print(text)
     if arguments.write:
         SHIPPED.write_text(text)

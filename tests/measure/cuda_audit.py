@@ -4,39 +4,23 @@
 
     python -m tests.measure.cuda_audit [--json FILE]
 
-One tensor goes through the door, by plain torch operators, with fake tensors on a made-up device (``tests.device``);
-so do 24 matrices as one group, and both once more by gravac's own kernels, whose operators count as one each.
-``carried`` are the copies from and to pinned memory of what the ranks agree on, for which nobody waits before a step is
-over. A kernel is an operator: what a library launches within one (a sort, a QR) counts once.
+One tensor goes through the door, with fake tensors on a made-up device (``tests.device``); so do 24 matrices as one
+group. ``carried`` are the copies from and to pinned memory of what the ranks agree on, for which nobody waits before a
+step is over. A kernel is an operator: what a library launches within one (a sort, a QR) counts once.
 """
 
 import argparse
 import logging
 from typing import Any
-from unittest.mock import patch
 
-from gravac import (
-    Compressor,
-    dense,
-    dgc,
-    powersgd,
-    quantize,
-    randomk,
-    redsync,
-    sidco,
-    signsgd,
-    thc,
-    topk,
-    topkc,
-)
-from gravac.compressors import kernels
+from gravac import Compressor, dense, dgc, powersgd, quantize, randomk, redsync, signsgd, thc, topk, topkc
 from tests.device.steps import steps
 from tests.measure.results import write
 
 CASES: tuple[tuple[str, Compressor, float], ...] = (
     ("dense", dense, 1.0),
     *((f"quantize({bits})", quantize(bits), 32.0 / bits) for bits in (8, 4, 3, 2, 1)),
-    *((one.name, one, 100.0) for one in (topk, topkc, randomk, dgc, redsync, sidco)),
+    *((one.name, one, 100.0) for one in (topk, topkc, randomk, dgc, redsync)),
     ("topkc(values=quantize(1))", topkc(values=quantize(1)), 100.0),
     ("powersgd(4)", powersgd(4), 128.0),
     ("thc", thc, 8.0),
@@ -53,22 +37,18 @@ GROUPS: tuple[tuple[str, Compressor, float], ...] = (
     ("topkc(values=quantize(1))", topkc(values=quantize(1)), 100.0),
     ("powersgd(4)", powersgd(4), 128.0),
 )
-"""What groups are counted of, and what has kernels."""
+"""Compressors of the group."""
 
 TENSORS = 24
 """Matrices of a group, of 2^18 elements each."""
 
 
-def row(
-    label: str, base: Compressor, cf: float, world: int, elements: int, tensors: int = 1, by: str = "operators"
-) -> dict[str, Any]:
+def row(label: str, base: Compressor, cf: float, world: int, elements: int, tensors: int = 1) -> dict[str, Any]:
     """Count one step of a group of tensors, each of so many elements."""
     shapes = {f"w{number}": (256, elements // 256) for number in range(tensors)}
-    with patch.object(kernels, "usable", lambda device_type: by == "kernels"):
-        seen, executor = steps(base, shapes, world, cf=cf, apart=False)
+    seen, executor = steps(base, shapes, world, cf=cf, apart=False)
     return {
         "compressor": label,
-        "by": by,
         "tensors": tensors,
         "cf": cf,
         "world": world,
@@ -87,10 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     found = [row(*case, world, elements) for case in CASES for world in WORLDS for elements in ELEMENTS]
-    for by in ("operators", "kernels"):
-        for tensors, elements in ((1, 1 << 20), (TENSORS, 1 << 18)):
-            if (by, tensors) != ("operators", 1):
-                found += [row(*case, world, elements, tensors, by) for case in GROUPS for world in WORLDS]
+    found += [row(*case, world, 1 << 18, TENSORS) for case in GROUPS for world in WORLDS]
     write(found, arguments.json)
 
 

@@ -6,8 +6,7 @@
 
 Models of two and of four groups of 2^20 elements each, one tensor or four, go through whole steps, group by group. What
 grows with the model is kept for every parameter, from step to step or until a step's end; the rest is what one group
-takes while it is coded. By plain torch operators: kernels take less, libraries (a sort, a QR) take more within an
-operator.
+takes while it is coded. Libraries (a sort, a QR) take more within an operator.
 """
 
 import argparse

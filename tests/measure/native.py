@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What gravac costs where it has settled on native steps: against DDP without it, in blocks, in one pair of processes.
+"""What gravac costs where it compresses nothing: settled on native steps, or on dense with the hook, against DDP.
 
 Four models of the same weights train by turns, each in DDP of its own: two without gravac (``native`` and ``again``),
 one settled on native steps, one settled on dense float32 with the hook kept (``native=False``). A cycle is a block of
@@ -8,13 +8,13 @@ steps of each, then the same blocks in reverse order, so that a drift of the mac
 is the time of two blocks over that of ``native``'s two; what ``again`` over ``native`` shows is the machine's noise.
 The first steps of a block, after another model has used the caches, are not timed. Two ranks over gloo on loopback.
 
-    python -m tests.measure.native [--json FILE] [--cycles N] [--steps N] [--tasks T ...] [--minutes N]
+    python -m tests.measure.native [--json FILE] [--cycles N] [--steps N] [--tasks T ...]
 """
 
+import argparse
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.controllers.native import next_stretch_length
 from gravac.lab.tasks import make
-from gravac.lab.training.methods import Method, bucket_mb
-from tests.measure.rank_lines import RANK, Say, lines_of, rank_main
-from tests.measure.resuming import Book, Progress, parser_of, resumable, until
+from tests.measure.results import write
 from tests.modes.scripted import NATIVE, Scripted, script
+from tests.ranks import processes
 
 TASKS = {"denoise": 0.5, "lstm": 1.0, "charlm": 0.4}
 """Tasks and their scales: steps of some 15, 70 and 100 ms."""
@@ -48,6 +47,9 @@ WARM_UP = 24
 CYCLES = {"denoise": 120, "lstm": 60, "charlm": 60}
 
 RESAMPLES = 5000
+
+PATIENCE = 7200.0
+"""Seconds after which ranks that have not ended hang."""
 
 
 @dataclass
@@ -74,12 +76,12 @@ class Model:
         return found
 
 
-def model_of(name: str, task_name: str, scale: float, rank: int, watch: int) -> Model:
+def model_of(name: str, task_name: str, rank: int, watch: int) -> Model:
     """Set up one of the models, with native stretches of ``watch`` steps."""
-    task = make(task_name, scale=scale)
+    task = make(task_name, scale=TASKS[task_name])
     module = task.model()
-    size = sum(parameter.numel() for parameter in module.parameters())
-    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb(Method.parse("fp32"), size))
+    megabytes = sum(parameter.numel() for parameter in module.parameters()) * 4 / 2**20
+    ddp = DistributedDataParallel(module, bucket_cap_mb=min(25.0, max(megabytes / 8, 0.02)))
     optimizer = task.optimizer(module)
     compressor: AdaptiveCompressor | None = None
     if name == "settled":
@@ -98,17 +100,17 @@ def model_of(name: str, task_name: str, scale: float, rank: int, watch: int) -> 
     return Model(step, compressor)
 
 
-def trains(rank: int, world: int, argument: dict[str, Any], say: Say) -> None:
-    """Train all models by turns; rank 0 tells of each cycle."""
-    task, scale, steps = argument["task"], argument["scale"], argument["steps"]
-    trial = model_of("native", task, scale, rank, 8)
+def trains(rank: int, world: int, task: str, steps: int, cycles: int) -> list[dict[str, Any]]:
+    """Train all models by turns; return a row for each cycle."""
+    trial = model_of("native", task, rank, 8)
     typical = torch.tensor(statistics.median(trial.seconds(12)[4:]))
     dist.all_reduce(typical)
     watch = next_stretch_length(400, float(typical) / world, 8)
-    models = {name: model_of(name, task, scale, rank, watch) for name in NAMES}
+    models = {name: model_of(name, task, rank, watch) for name in NAMES}
     for model in models.values():
         model.seconds(WARM_UP)
-    for cycle in argument["cycles"]:
+    rows = []
+    for cycle in range(cycles):
         order = list(NAMES)
         random.Random(cycle).shuffle(order)
         blocks: dict[str, list[list[float]]] = {name: [] for name in NAMES}
@@ -126,44 +128,23 @@ def trains(rank: int, world: int, argument: dict[str, Any], say: Say) -> None:
         assert settled is not None and settled.mode == "native"
         means = {name: round(float(told[i, 0]) / 2 / steps, 7) for i, name in enumerate(NAMES)}
         medians = {name: round(float(told[i, 1]), 7) for i, name in enumerate(NAMES)}
-        say({"cycle": cycle, "order": order, "mean_s": means, "median_s": medians, "watch": watch})
+        rows.append({"task": task, "cycle": cycle, "order": order, "mean_s": means, "median_s": medians})
     for model in models.values():
         if model.compressor is not None:
             model.compressor.close()
+    return rows
 
 
 def _median(blocks: Sequence[Sequence[float]]) -> float:
     return statistics.median([seconds for block in blocks for seconds in block])
 
 
-def measure(book: Book, tasks: Sequence[str], cycles: int | None, steps: int, minutes: float) -> None:
-    """Run the cycles that the file does not have."""
-    over = until(minutes)
-    todo = {
-        task: [
-            cycle
-            for cycle in range(CYCLES[task] if cycles is None else cycles)
-            if not book.find(task=task, scale=TASKS[task], steps=steps, cycle=cycle)
-        ]
-        for task in tasks
-    }
-    progress = Progress(sum(map(len, todo.values())))
-    for task, left in todo.items():
-        if not left or over():
-            continue
-        about = {"task": task, "scale": TASKS[task], "steps": steps}
-        with lines_of("tests.measure.native", {**about, "cycles": left}) as rows:
-            for row in rows:
-                book.add({**about, **row})
-                seconds = row["mean_s"]
-                shown = ", ".join(f"{name} {seconds[name] / seconds['native']:.3f}" for name in NAMES[1:])
-                progress.say(f"{task}: native {1e3 * seconds['native']:.1f} ms; over it: {shown}")
-                if over():
-                    break
-
-
 def interval(logs: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios and its 95 % bootstrap interval over cycles."""
+    """Return the geometric mean of ratios and its 95 % bootstrap interval over cycles.
+
+    Args:
+        logs: logarithm of each cycle's ratio.
+    """
     draws = random.Random(0)
     means = sorted(statistics.fmean(draws.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
@@ -191,23 +172,21 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    if sys.argv[1:2] == [RANK]:
-        return rank_main(trains, sys.argv[1:])
-    parser = parser_of(__doc__, "docs/measurements/native.json")
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
     parser.add_argument("--cycles", type=int, help="number of cycles of each task (default: depends on the task)")
     parser.add_argument("--steps", type=int, default=20, help="number of timed steps of a block")
     parser.add_argument("--tasks", nargs="+", default=tuple(TASKS), choices=tuple(TASKS))
-    parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()
-    book = Book(options.json)
-    status = 0
-    if not options.show:
-        status = resumable(lambda: measure(book, options.tasks, options.cycles, options.steps, options.minutes))
-    if book.rows:
-        print(table(book.rows))
-    return status
+    rows = []
+    for task in options.tasks:
+        cycles = CYCLES[task] if options.cycles is None else options.cycles
+        rows += processes(trains, 2, task, options.steps, cycles, timeout=PATIENCE)[0]
+    write(rows, options.json)
+    print(table(rows))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a measurement's figures go: the terminal, and a JSON file when asked, with what each was measured with.
 
-A file is ``{"stamps": [...], "rows": [...]}``; a row made with the first stamp has ``"stamp": 0``. Older files have no
-stamps: nothing is known of what their rows were measured with.
+A file is ``{"stamps": [...], "rows": [...]}``; a row made with the first stamp has ``"stamp": 0``.
 """
 
 import functools
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gravac.lab.json_file import write_atomically
-from gravac.lab.provenance import Stamp, commits_note, stamp
+from gravac.lab.provenance import Stamp, stamp
 
 Rows = list[dict[str, Any]]
 
@@ -37,32 +36,19 @@ def keep(rows: Rows, path: str) -> None:
     kept = []
     for row in rows:
         own = row.get(STAMP, todays())
-        if own is not None and own not in stamps:
+        if own not in stamps:
             stamps.append(own)
-        kept.append({**row, STAMP: None if own is None else stamps.index(own)})
+        kept.append({**row, STAMP: stamps.index(own)})
     lines = ",\n".join(json.dumps(row) for row in kept)
     known = ",\n".join(one.model_dump_json() for one in stamps)
     write_atomically(file, f'{{"stamps": [\n{known}\n], "rows": [\n{lines}\n]}}\n')
 
 
 def read(path: str | Path) -> Rows:
-    """The rows of a file, each with its ``Stamp`` or ``None``, so that ``keep`` leaves it to them."""
-    found = json.loads(Path(path).read_text(encoding="utf-8"))
-    if isinstance(found, list):  # of gravac bench, once
-        found = {"rows": found}
-    if STAMP in found:  # of gravac bench and of the demo: one for all
-        return [{**row, STAMP: Stamp(**found[STAMP])} for row in found["rows" if "rows" in found else "runs"]]
-    stamps = [Stamp(**one) for one in found.get("stamps", ())]
-    return [{**row, STAMP: None if row.get(STAMP) is None else stamps[row[STAMP]]} for row in found["rows"]]
-
-
-def commits(rows: Rows, where: str | Path, mixed: bool = False) -> str:
-    """What is said of the commits of rows in one table; see ``gravac.lab.provenance.commits_note``.
-
-    Raises:
-        SettingsError: there are several, and they are not to be mixed.
-    """
-    return commits_note((row.get(STAMP) for row in rows), str(where), mixed)
+    """Return the rows of a file, each with its ``Stamp``, so that ``keep`` leaves the stamp to the row."""
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    stamps = [Stamp(**one) for one in content["stamps"]]
+    return [{**row, STAMP: stamps[row[STAMP]]} for row in content["rows"]]
 
 
 @functools.cache

@@ -348,7 +348,7 @@ def test_engines_in_memory_run_a_job_between_steps() -> None:
     results: list[Any] = []
     for engine, optimizer, scaler in zip(engines, optimizers, scalers, strict=True):
         for pending in results:
-            with pytest.raises(RuntimeError, match="not every simulated rank has handed over the optimizers"):
+            with pytest.raises(RuntimeError, match="not every simulated rank has handed over step 0, the optimizers"):
                 pending.result()
         job = equalize_ranks([], [optimizer], scaler, engine.device)
         results.append(engine.run_between_steps("the optimizers' states", job))

@@ -134,7 +134,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None
 
 
 def test_goodput_learns_that_there_is_a_probe() -> None:
-    compressor = AdaptiveCompressor(topk, probe=lambda: 0.0, total_steps=500)
+    compressor = AdaptiveCompressor(topk, controller="goodput", probe=lambda: 0.0, total_steps=500)
     assert compressor.policy.controller.probe
     assert compressor.policy.controller.total_steps == 500
     assert compressor.settings.shared()["probe"] == "True"

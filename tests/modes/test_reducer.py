@@ -5,6 +5,7 @@
 import copy
 import functools
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from gravac import AdaptiveCompressor
 from gravac.settings import SettingsError
 from gravac.sources.ddp_private import (
     NAMES_FOR_REDUCER,
@@ -307,6 +309,27 @@ def test_float16_and_a_hook_are_put_on_and_taken_off() -> None:
     assert all(map(all, processes(float16_and_back, 2)))
 
 
+def detached_and_dropped(rank: int, world: int, native: bool) -> bool:
+    ddp = DistributedDataParallel(Plain())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    compressor = AdaptiveCompressor(native=native)
+    compressor.attach(ddp, optimizer)
+    for _ in range(20):
+        ddp(X).sum().backward()
+        optimizer.step()
+    dropped = weakref.ref(compressor)
+    compressor.detach()
+    compressor.close()
+    del compressor
+    gc.collect()
+    return dropped() is None
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_detached_compressor_is_held_by_nothing_while_the_module_lives(native: bool) -> None:
+    assert processes(detached_and_dropped, 2, native) == [True, True]
+
+
 @pytest.fixture
 def one_rank() -> Iterator[None]:
     store = dist.HashStore()  # type: ignore[attr-defined]
@@ -393,6 +416,22 @@ class TestHasAveraged:
         reducer.restore_flags()
         assert reducer.has_averaged()
         out.sum().backward()
+        assert not reducer.has_averaged()
+
+    @pytest.mark.parametrize("options", OPTIONS, ids=str)
+    def test_the_last_native_backward_before_the_module_is_deleted_is_told(self, options: dict[str, bool]) -> None:
+        """Frameworks drop their module before a last checkpoint, at another time on each rank."""
+        ddp = DistributedDataParallel(Plain(), **options)  # type: ignore[arg-type]
+        reducer = Reducer(ddp)
+        for last in (False, True):
+            reducer.renew()
+            for _ in range(2):
+                ddp(X).sum().backward()
+            if not last:
+                assert reducer.has_averaged()
+        del ddp
+        gc.collect()
+        assert reducer.has_averaged()
         assert not reducer.has_averaged()
 
     def test_a_single_parameter_is_not_enough_to_be_sure(self) -> None:

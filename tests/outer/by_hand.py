@@ -222,6 +222,12 @@ class OuterByHand(Closeable):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
+        with self.restoring(state):
+            pass
+
+    @contextmanager
+    def restoring(self, state: Mapping[str, Any]) -> Iterator[None]:
+        """Check a state, and go on from it unless the body raises."""
         if self._rounds.has_stepped:
             raise RuntimeError(
                 "load_state_dict: this has made steps already, and goes on; load into a new one, before its first step"
@@ -230,8 +236,11 @@ class OuterByHand(Closeable):
         if plain is None:
             raise SettingsError("outer: the state is of ranks that do not train apart")
         self.steps.check_saved_state(plain, state.get("world"))
-        with self.steps.restoring(plain, merged=state.get("world") is None):
-            self.compressor.load_state_dict({**state, "outer": None})
+        with (
+            self.steps.restoring(plain, merged=state.get("world") is None),
+            self.compressor.restoring({**state, "outer": None}),
+        ):
+            yield
         self.steps.restore_local()
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where and how anchors are kept: what it changes, and what it must not."""
 
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,9 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac import SettingsError
+from gravac import SettingsError, Static, dense
 from gravac.modes.outer.anchors import AnchorStorage
-from tests.measure.outer_memory import MATRICES, needs
+from tests.device.counting import DEVICE, counting
+from tests.device.steps import Counted
+from tests.device.storages import Storages
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import Ranks, equal, network
 from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved
 
@@ -110,14 +115,49 @@ def test_a_format_that_loses_too_much_is_refused() -> None:
         Ranks(1, anchor_dtype="bfloat16", make=lambda: network().double())
 
 
+MATRICES, SIZE = 8, 1 << 12
+"""Number of a model's matrices, and elements of each."""
+
+
+def memory_of(**settings: Any) -> tuple[Storages, Storages]:
+    """Follow the fifth round of a bfloat16 model on a made-up GPU: its memory, and the CPU's."""
+    there, here = Storages("npy"), Storages("cpu")
+    with ExitStack() as within:
+        seen = within.enter_context(counting())
+        within.enter_context(there)
+        within.enter_context(here)
+        matrices = [torch.empty(256, SIZE // 256, dtype=torch.bfloat16, device=DEVICE) for _ in range(MATRICES)]
+        module = torch.nn.ParameterList(matrices)
+        outer = OuterByHand(
+            module,
+            torch.optim.SGD(module.parameters()),
+            base=dense,
+            cf_range=(1, 2),
+            controller=Static(cf=1),
+            every=MATRICES,
+            delay=0,
+            outer=partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True),
+            executor=Counted(seen, 2),
+            **settings,
+        )
+        for number in range(5):
+            if number == 4:
+                there.begin()
+                here.begin()
+            for _ in range(MATRICES):
+                outer.step()
+        there.end()
+        here.end()
+    return there, here
+
+
 @pytest.mark.parametrize(("anchor_dtype", "each"), [("float32", 4), ("bfloat16", 2)])
 def test_off_the_device_nothing_is_kept_on_it(anchor_dtype: str, each: int) -> None:
-    size = 1 << 12
-    of = MATRICES * size
-    settings: dict[str, Any] = {"anchor_dtype": anchor_dtype, "fragments": MATRICES, "size": size}
-    there, here = needs(torch.bfloat16, 0.9, offload=True, **settings)
+    of = MATRICES * SIZE
+    settings: dict[str, Any] = {"anchor_dtype": anchor_dtype, "fragments": MATRICES}
+    there, here = memory_of(offload=True, **settings)
     assert there.kept == pytest.approx(2 * of, rel=0.05)
-    assert there.peak < 2 * of + 3 * 4 * size
+    assert there.peak < 2 * of + 3 * 4 * SIZE
     assert here.kept == pytest.approx((each + each) * of, rel=0.05)
-    there, _ = needs(torch.bfloat16, 0.9, offload=False, **settings)
+    there, _ = memory_of(offload=False, **settings)
     assert there.kept == pytest.approx((2 + each + each) * of, rel=0.05)

@@ -3,6 +3,7 @@
 """Outer steps of ranks in memory: what they come to, when exchanged, saved or taken up by other ranks."""
 
 import io
+import itertools
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,10 @@ from gravac import (
     topk,
 )
 from gravac.candidate import Candidate, Forecast
+from gravac.exchange.lockstep import Lockstep
 from gravac.modes.outer.candidates import outer_efficiency
 from gravac.modes.outer.rounds import sending_steps
 from gravac.modes.outer.sgd import OuterSGD
-from tests.measure.beliefs import before
-from tests.measure.outer_efficiency import best, points, rate_of_record, tuned
-from tests.measure.outer_traffic import bytes_of_steps
-from tests.measure.published import rows
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, averaged, equal, flat, inner_step, network
 
@@ -291,22 +289,6 @@ def test_a_closed_one_says_so() -> None:
         one.step()
 
 
-def test_what_was_believed_before_is_what_was_measured() -> None:
-    """By number of ranks; what is believed now has so many times less of four and of eight than of two."""
-    for world, believed_before in before().outer.items():
-        measured = points(rows("outer_efficiency" if world == 2 else "outer_ranks"), world)
-        # which differs by so much from one machine's rounding to another's
-        assert dict(believed_before) == {every: pytest.approx(one, abs=0.01) for every, one in measured.items()}
-
-
-def test_recorded_runs_have_the_outer_rate_that_tuning_found() -> None:
-    tried = tuned(rows("outer_efficiency"))
-    assert {every: best(of) for every, of in tried.items()} == {every: (rate_of_record(every), 0.0) for every in tried}
-    for world in (4, 8):
-        of_all = [row for of in tuned(rows("outer_ranks"), world).values() for row in of]
-        assert {rate_of_record(every, world) for every in (1, 5, 10, 20, 100)} == {best(of_all)[0]}
-
-
 @pytest.mark.parametrize("every", [1, 4, 20])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_by_default_ranks_go_on_from_the_mean_of_their_weights_however_far_apart_exchanges_are(
@@ -338,8 +320,31 @@ def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_mor
     assert own <= loss * outer_efficiency(dense, every, delay, world).efficiency + 1e-4
 
 
+def bytes_of_steps(fragments: int, every: int = 40) -> list[int]:
+    """Bytes that rank 0 of two sends in each step of the second round: 64 matrices, 4 bits."""
+    lockstep = Lockstep(2)
+    torch.manual_seed(0)
+    start = [torch.randn(128, 128) for _ in range(64)]
+    modules = [torch.nn.ParameterList(one.clone() for one in start) for _ in range(2)]
+    settings: dict[str, Any] = {**FOUR_BITS, "cf_range": (1, 100), "every": every, "delay": 0, "fragments": fragments}
+    outer = [
+        OuterByHand(module, torch.optim.SGD(module.parameters()), executor=executor, **settings)
+        for module, executor in zip(modules, lockstep.executors, strict=True)
+    ]
+    sent = [0]
+    for _ in range(2 * every):
+        for module, one in zip(modules, outer, strict=True):
+            for parameter in module:
+                parameter.data.add_(torch.randn(128, 128), alpha=0.01)
+            one.leave()
+        lockstep.run()
+        for one in outer:
+            one.arrive()
+        sent.append(outer[0].ledger.wire_bytes)
+    return [after - before for before, after in itertools.pairwise(sent)][every:]
+
+
 def test_fragments_spread_a_rounds_bytes_over_its_steps() -> None:
-    (published,) = (row for row in rows("outer_traffic") if (row["compressor"], row["fragments"]) == ("quantize(4)", 4))
-    sent = bytes_of_steps(quantize(bits=4), 8, 4)
+    sent = bytes_of_steps(fragments=4)
     assert [step + 1 for step, one in enumerate(sent) if one] == [10, 20, 30, 40]
-    assert (sum(sent), max(sent)) == (published["bytes"], published["peak_bytes"])
+    assert (sum(sent), max(sent)) == (540_800, 135_272)

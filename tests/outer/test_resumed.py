@@ -159,10 +159,10 @@ SLOW: dict[str, Any] = {
     "cf_range": (8, 8),
     "every": 4,
     "delay": "auto",
-    "pace": 1.4e5,
+    "pace": 9e4,
     "dense_below": 0,
 }
-"""A link on which an exchange of 4 bits takes about as long as two steps, of ``PAUSE`` seconds each."""
+"""A link on which an exchange of 4 bits takes about as long as three steps, of ``PAUSE`` seconds each."""
 
 PAUSE = 0.05
 

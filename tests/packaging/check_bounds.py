@@ -20,7 +20,7 @@ from tests.packaging.environments import ROOT, Environment
 TESTS = (
     "tests/telemetry",
     "tests/averaging",
-    "tests/lab/test_report.py",
+    "tests/lab/test_outcome.py",
     "tests/lab/test_tasks.py",
     "tests/test_settings.py",
 )

@@ -23,12 +23,10 @@ class Environment:
     Args:
         folder: where it is made.
         constraints: file of the repository whose versions pip keeps to.
-        new: whether it is made; else it is one that was made before.
     """
 
-    def __init__(self, folder: Path, constraints: str = "constraints.txt", new: bool = True) -> None:
-        if new:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    def __init__(self, folder: Path, constraints: str = "constraints.txt") -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         self.bin, self._constraints = folder / "bin", ROOT / constraints
 
     def install(self, *requirements: str) -> None:

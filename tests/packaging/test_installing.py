@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What programs that install gravac for a check go by: bounds, examples' first lines, a newcomer's changed lines."""
+"""What programs that install gravac for a check go by: bounds, examples' first lines, contents of distributions."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,6 @@ from tests.packaging import contents
 from tests.packaging.check_bounds import bounds
 from tests.packaging.check_examples import first_lines
 from tests.packaging.environments import ROOT
-from tests.packaging.newcomer.measure import PATHS, changed, launch
 
 EXTRAS = {"lightning_ddp": "lightning", "accelerate_ddp": "accelerate", "trainer_ddp": "transformers", "ray_ddp": "ray"}
 
@@ -32,19 +31,6 @@ def test_every_dependency_has_a_lower_bound() -> None:
     assert len(named) > 20
     assert [one for one in named if not re.match(r"[\w-]+(\[\w+\])?>=\d", one)] == []
     assert "tensorboard" in {pin.split("==")[0] for pin in bounds(project)}
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_a_script_becomes_adaptive_in_ten_lines_that_its_page_tells(name: str) -> None:
-    framework, page = PATHS[name]
-    lines = changed(name)
-    assert 0 < len(lines) <= 10 and all(line.startswith("+ ") for line in lines), "nothing of the user's is changed"
-    told = (ROOT / page).read_text(encoding="utf-8")
-    (imported,) = [line[2:] for line in lines if line.startswith("+ from gravac")]
-    names = imported.split(" import ")[1].split(", ")
-    assert any(line.startswith(imported) or all(one in line for one in names) for line in told.splitlines())
-    assert "GravacCallback(" in "".join(lines) or "attach(" in "".join(lines)
-    assert launch(name)[0] == ("python" if framework == "lightning" else "torchrun")
 
 
 def test_a_distribution_with_something_stray_or_missing_is_told() -> None:

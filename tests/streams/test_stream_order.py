@@ -3,7 +3,8 @@
 """No two streams race for memory, whatever the schedule; and every wait is needed: without it, they do."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -11,9 +12,8 @@ import pytest
 import torch
 
 from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quantize, topk, topkc
-from gravac.averaging import average
 from gravac.averaging.plan import Piece
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
 from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
@@ -23,7 +23,6 @@ from gravac.engine.inputs import StepInputs
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import StreamExecutor
-from gravac.lab.simulate import ScheduledController
 from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, FakeEvent, _places
 
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
@@ -38,14 +37,31 @@ LARGEST = (100, 1 << 20)
 CFS = (4.0, 16.0, None)
 
 
-class Restless(ScheduledController):
+@dataclass(frozen=True)
+class Restless:
     """Goes from one compression factor to another, and to dense, all the time; adds up gradients meanwhile."""
+
+    compressor: str
+    cf: Callable[[int], float | None]
+
+    name = "restless"
+    keeps_all = True
+    chooses_sixteen_bit = False
 
     def propose(self, cf_range: tuple[float, float], reach: object) -> tuple[float, ...]:
         return tuple(cf for cf in CFS if cf)
 
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
+        return 0, Decision(forecasts[-1].candidate)
+
+    def dump(self, state: int) -> dict[str, Any]:
+        return {}
+
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
+        return self.start(forecasts)
+
     def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
-        cf = self.cf(measurement.step + 3) if callable(self.cf) else None
+        cf = self.cf(measurement.step + 3)
         candidate = Candidate("hook", "dense", 1.0) if cf is None else Candidate("hook", self.compressor, cf)
         sums = ("add", "add", "report")[measurement.step % 3]
         return state, Decision(candidate, reason="restless", shadow=(8.0,), sums=sums)
@@ -132,21 +148,6 @@ def _parted(draw: random.Random, names: list[str]) -> Sequence[Sequence[str]]:
 def test_streams_race_for_nothing(base: Compressor) -> None:
     for seed in range(SEEDS):
         assert train(seed, base).errors == []
-
-
-def test_nor_where_equal_matrices_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    rounds = type(powersgd).rounds_together
-
-    def counted(compressor: Any, xs: Any, cf: float, contexts: Any) -> Any:
-        made.append(len(xs))
-        return rounds(compressor, xs, cf, contexts)
-
-    monkeypatch.setattr(average, "goes_alone", lambda x: False)
-    monkeypatch.setattr(type(powersgd), "rounds_together", counted)
-    for seed in range(SEEDS):
-        assert train(seed, powersgd).errors == []
-    assert made
 
 
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from gravac.agreed import AGREED_NAMES
-from gravac.candidate import Candidate, Dropped, Forecast
+from gravac.candidate import Candidate, Dropped, Forecast, describe_exchange
 from gravac.telemetry import DecisionRecord, EndRecord, Record, RunRecord, StepRecord, page
 
 CF_FROM = {0: 10.0, 60: 20.0, 140: 40.0, 260: 160.0, 420: 40.0}
@@ -28,14 +28,18 @@ AGREED_IN_CHARTS = {name: 0.003 for name in AGREED_NAMES if page.STEP_TAGS.get(n
 
 def topk(cf: float) -> Candidate:
     """Top-k in each step."""
-    return Candidate("hook", "topk", cf)
+    return Candidate("hook", "topk", cf, sends=describe_exchange(f"topk {cf:g}x", cf / 1.8))
 
 
-DENSE = Forecast(Candidate("hook", "dense", 1.0), 1.0)
-FORECASTS = (DENSE, *(Forecast(topk(cf), cf / 1.8, 0.9, "topk", ((0.0, 0.5), (1.0, 1.0))) for cf in GAIN))
+DENSE = Forecast(Candidate("hook", "dense", 1.0, sends="dense float32"), 1.0, method="dense float32")
+FORECASTS = (
+    DENSE,
+    *(Forecast(topk(cf), cf / 1.8, 0.9, "topk", ((0.0, 0.5), (1.0, 1.0)), method=f"topk {cf:g}x") for cf in GAIN),
+)
+FEW = Forecast(topk(2.0), 0.9, coding_s=0.004, exchange_s=0.01, method="topk 2x")
 DROPPED = (
-    Dropped(Forecast(topk(2.0), 0.9, coding_s=0.004, exchange_s=0.01), "not_fewer_bytes", DENSE, 1 / 0.9),
-    Dropped(Forecast(topk(320.0), FORECASTS[-1].wire_ratio), "same_bytes", FORECASTS[-1], 1.0),
+    Dropped(FEW, "not_fewer_bytes", DENSE, 1 / 0.9),
+    Dropped(Forecast(topk(320.0), FORECASTS[-1].wire_ratio, method="topk 320x"), "same_bytes", FORECASTS[-1], 1.0),
 )
 
 
@@ -96,6 +100,7 @@ def make_run(steps: int = 600) -> Iterator[Record]:
                 t_compression=gain * 64 / (0.1 + 0.4 / cf),
                 phase="explore" if step < 300 else "exploit",
                 reason=f"gain {gain:.2f}, {verdict}",
+                sends=topk(chosen).sends,
             )
             gains = []
     yield EndRecord(steps, {"steps": float(steps), "wire_ratio": 17.9, "gain": 0.81, "cf": 40.0, "tta": math.nan})

@@ -4,14 +4,22 @@
 
 import json
 import math
+import multiprocessing
+import platform
+import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
+import gravac
 from gravac.candidate import Candidate, Dropped, Forecast
 from gravac.settings import SettingsError
 from gravac.telemetry import DecisionRecord, EndRecord, JSONLSink, Record, RunRecord, StepRecord, read_jsonl
@@ -71,19 +79,54 @@ def test_numbers_that_are_not_finite_become_null_and_come_back_as_nan(tmp_path: 
     assert isinstance(step, StepRecord)
     assert isinstance(read, DecisionRecord)
     assert isinstance(end, EndRecord)
+    assert (read.gain, read.gain_low, read.gain_high) == (None, None, None)
     assert math.isnan(step.seconds)
     assert math.isnan(step.t_system)
     assert step.gain is None
     assert step.t_compression is None
     assert math.isnan(step.shadow[0][1])
-    assert math.isnan(read.gain_low)
     assert (read.t_system, read.reason) == (None, "no gain: not finite")
     assert math.isnan(end.metrics["gain"])
 
 
 def test_infinite_settings_stay_readable(tmp_path: Path) -> None:
     write(tmp_path / "run.jsonl", RunRecord({"release": math.inf, "window": 20}, 2))
-    assert read_jsonl(tmp_path / "run.jsonl") == [RunRecord({"release": "inf", "window": 20}, 2)]
+    (run,) = read_jsonl(tmp_path / "run.jsonl")
+    assert isinstance(run, RunRecord)
+    assert (run.settings, run.world_size) == ({"release": "inf", "window": 20}, 2)
+
+
+def test_a_run_says_when_where_and_with_which_versions_it_began(tmp_path: Path) -> None:
+    path, earliest = tmp_path / "run.jsonl", datetime.now(timezone.utc).replace(microsecond=0)
+    write(path, RunRecord({}, 2), make_step(0))
+    (run, _) = read_jsonl(path)
+    assert isinstance(run, RunRecord)
+    begun = datetime.fromisoformat(run.begun)
+    assert begun.utcoffset() == timedelta(0)
+    assert earliest <= begun <= datetime.now(timezone.utc)
+    assert run.host == platform.node()
+    assert run.versions == {
+        "gravac": gravac.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    write(path, run)
+    assert read_jsonl(path)[-1] == run, "a record that is copied from a file stays as it is"
+
+
+def test_a_file_without_what_newer_versions_add_is_read(tmp_path: Path) -> None:
+    candidate = {"mode": "hook", "compressor": "ladder", "cf": 10.24, "every": 1, "delay": 0}
+    run: dict[str, Any] = {"kind": "run", "version": 6, "settings": {}, "world_size": 2}
+    run["forecasts"] = [{"candidate": candidate, "wire_ratio": 9.5}]
+    numbers = dict.fromkeys(("gain", "gain_low", "gain_high", "t_system", "t_compression"))
+    decision = {"kind": "decision", "step": 3, "changed": True, "phase": "", "reason": "why", **candidate, **numbers}
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (run, decision, {"kind": "end", "steps": 4})))
+    first, read, end = read_jsonl(path)
+    assert isinstance(first, RunRecord) and isinstance(end, EndRecord)
+    assert (first.begun, first.host, first.versions, end.steps_at) == ("", "", {}, ())
+    assert str(first.forecasts[0].candidate) == "ladder 10.24x"
+    assert str(read) == "step 3: run ladder 10.24x: why"
 
 
 numbers = st.floats(1e-3, 1e6)
@@ -94,6 +137,7 @@ candidates = st.builds(
     numbers,
     every=st.integers(1, 100),
     delay=st.integers(0, 100),
+    sends=st.sampled_from(["", "3 bits (9.5x fewer bytes)"]),
 )
 forecasts = st.builds(
     Forecast,
@@ -118,7 +162,10 @@ def test_candidates_come_back_as_the_data_they_are(
     run = RunRecord({"window": 20}, 2, admitted, less, tuple(one.candidate.cf for one in admitted))
     write(path, run)
     assert '"version":6' in path.read_text(encoding="utf-8")
-    assert read_jsonl(path) == [run]
+    (read,) = read_jsonl(path)
+    assert isinstance(read, RunRecord)
+    assert replace(read, begun="", host="", versions={}) == run
+    assert [str(one.candidate) for one in read.forecasts] == [str(one.candidate) for one in admitted]
 
 
 def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> None:
@@ -148,7 +195,7 @@ def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> No
             '{"kind":"run","version":6,"settings":{},"world_size":2,"dropped":[{"forecast":{"candidate":{"mode":"hook",'
             '"compressor":"topk","cf":2},"wire_ratio":1},"cause":"dislike","other":{"candidate":{"mode":"hook",'
             '"compressor":"dense","cf":1},"wire_ratio":1},"ratio":1}]}',
-            "line 1: not a record of gravac: .*'dislike' is none of same_bytes, not_fewer_bytes, too_little_progress",
+            "line 1: not a record of gravac: dropped/0/cause: 'dislike': Input should be 'same_bytes', 'not_fewer",
         ),
     ],
 )
@@ -171,7 +218,7 @@ def test_half_written_last_line_is_left_out(tmp_path: Path, run: list[Record], c
 
 def test_appending_after_a_crash_keeps_what_came_before_and_after(tmp_path: Path, run: list[Record]) -> None:
     path = tmp_path / "run.jsonl"
-    again = RunRecord({"window": 20}, 2)
+    again = RunRecord({"window": 20}, 2, begun="2026-11-29T13:05:09+00:00")
     write(path, *run[2:8])
     path.write_bytes(path.read_bytes()[:-100])
     write(path, again, *run[6:8])
@@ -225,3 +272,19 @@ def test_closing_twice_and_records_after_close_do_nothing(tmp_path: Path) -> Non
     sink.close()
     sink(make_step(0))
     assert (tmp_path / "run.jsonl").read_bytes() == b""
+
+
+def test_two_runs_that_write_to_one_log_dir_are_told(tmp_path: Path) -> None:
+    first = JSONLSink(tmp_path / "gravac.jsonl")
+    with pytest.warns(UserWarning, match=r"another run is writing to .*gravac.jsonl.* a log_dir of its own"):
+        JSONLSink(tmp_path / "gravac.jsonl").close()
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()  # has the open file, as a data loader's worker has
+    try:
+        first.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            JSONLSink(tmp_path / "gravac.jsonl").close()  # a run that is resumed
+    finally:
+        child.kill()
+        child.join()

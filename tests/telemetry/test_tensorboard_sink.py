@@ -127,27 +127,35 @@ def test_decision_without_a_window_has_no_band_but_a_text(tmp_path: Path) -> Non
     assert texts(events, "gravac/decision") == [(2, "topk 10x: trigger — gain 0.500")]
 
 
+def test_the_first_decision_has_a_text_but_no_gain_since_none_was_measured_yet(tmp_path: Path) -> None:
+    first = DecisionRecord(0, "topk", 10.0, True, None, None, None, None, None, "", "start", sends="topk 10x")
+    events = write(tmp_path, [first, make_step(0)])
+    assert "gravac/gain" not in events.Tags()["scalars"]
+    assert texts(events, "gravac/decision") == [(0, "**topk 10x**: start")]
+    assert "| step 0: topk 10x | start |  |" in texts(events, "gravac/changes")[0][1]
+
+
 def test_every_decision_is_told_with_its_reason(events: Any, run: list[Record]) -> None:
     decisions = [record for record in run if isinstance(record, DecisionRecord)]
     told = texts(events, "gravac/decision")
     assert [step for step, _ in told] == [record.step for record in decisions]
     assert all(record.reason in text for record, (_, text) in zip(decisions, told, strict=True))
-    change = "**topk 10x, 5.6x fewer bytes → topk 20x, 11x fewer bytes**"
+    change = "**topk 10x (5.6x fewer bytes) → topk 20x (11x fewer bytes)**"
     assert told[2][1].startswith(f"{change} (explore): gain 0.92, above ε 0.70: try the next — gain 0.92")
     ((step, table),) = texts(events, "gravac/changes")
     assert step == 599
     assert table.startswith("4 of 29 decisions changed the candidate that runs\n\n| change |")
     assert table.count("\n| step ") == 4
-    assert "| step 420: topk 160x, 89x fewer bytes → topk 40x, 22x fewer bytes | gain" in table
+    assert "| step 420: topk 160x (89x fewer bytes) → topk 40x (22x fewer bytes) | gain" in table
 
 
 def test_run_is_told_with_its_candidates_and_the_dropped_ones(events: Any) -> None:
     ((step, text),) = texts(events, "gravac/run")
     assert step == 0
     assert "**2 ranks**" in text
-    assert "**Candidates**\n\n- dense 1x (predicted wire ratio 1.00, efficiency 1, CF 1)\n- topk 10x, 5.6x" in text
-    assert "- topk 160x, 89x fewer bytes (predicted wire ratio 88.89, efficiency 0.9, CF 160)" in text
-    assert "**Dropped**\n\n- topk 2x: would send 1.11 times the bytes of dense 1x over 2 ranks\n" in text
+    assert "**Candidates**\n\n- dense float32 (predicted wire ratio 1.00, efficiency 1, CF 1)\n- topk 10x (5.6x" in text
+    assert "- topk 160x (89x fewer bytes) (predicted wire ratio 88.89, efficiency 0.9, CF 160)" in text
+    assert "**Dropped**\n\n- topk 2x: would send 1.11 times the bytes of dense float32 over 2 ranks\n" in text
     assert "- topk 320x: would send the same bytes as topk 160x" in text
     assert "| controller.window | 20 |" in text
 
@@ -206,7 +214,7 @@ def test_interrupted_run_keeps_its_last_steps_and_changes(tmp_path: Path, run: l
     last = max(record.step for record in run[:70] if isinstance(record, StepRecord))
     assert last % 10 != 9
     assert curve(events, "gravac/cf")[-1] == (last, 20.0)
-    assert "topk 10x, 5.6x fewer bytes → topk 20x" in texts(events, "gravac/changes")[0][1]
+    assert "topk 10x (5.6x fewer bytes) → topk 20x" in texts(events, "gravac/changes")[0][1]
 
 
 def test_log_dir_that_cannot_be_written_names_the_path_and_the_remedy(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 
 from tests.measure.results import keep
-from tests.torch_ddp import cases, page
+from tests.torch_ddp import cases
+from tests.torch_ddp.counts import counts
 from tests.torch_ddp.ddp import MODE, SUITE
 from tests.torch_ddp.driving import run, status, tracebacks
 from tests.torch_ddp.rows import table
@@ -33,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="names of the tests, and run none")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time (2)")
     parser.add_argument("--json", metavar="FILE", help="keep the table")
-    parser.add_argument("--page", metavar="FILE", help="put the table into a document, between its marks")
     parser.add_argument("--verbose", action="store_true", help="tracebacks of all failures, native ones too")
     asked = parser.parse_args(arguments)
     os.environ[MODE] = asked.mode
@@ -48,10 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = run(SUITE, names, asked.native, asked.jobs)
     print(f"\n{table(rows)}")
     tracebacks(rows, asked.verbose)
-    print(f"\n{page.counts(rows)}")
+    print(f"\n{counts(rows)}")
     if asked.json:
         keep([row.plain() for row in rows], asked.json)
-    if asked.page:
-        page.write(rows, asked.page, asked.mode)
     whole = asked.only is None and not asked.native and asked.mode != "apart"
     return status(rows, AT_LEAST if whole else 0)

@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.measure.results import Rows, keep, read
 from tests.torch_ddp.driving import run, status, tracebacks
 from tests.torch_ddp.rows import table
-from tests.torch_fsdp import cases, page
+from tests.torch_fsdp import cases
+from tests.torch_fsdp.counts import counts, failed_import
 from tests.torch_fsdp.fsdp2 import FSDPSuite
 
 AT_LEAST = 10
@@ -45,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = run(FSDPSuite(collection), names, asked.native, asked.jobs)
     print(f"\n{table(rows)}")
     tracebacks(rows, asked.verbose)
-    plain = [row.plain() for row in rows] + [page.failed_import(*pair) for pair in collection.failed_imports.items()]
-    print(f"\n{page.counts(plain)}")
+    plain = [row.plain() for row in rows] + [failed_import(*pair) for pair in collection.failed_imports.items()]
+    print(f"\n{counts(plain)}")
     if asked.json:
         keep(_with_older(plain, asked.json), asked.json)
     return status(rows, AT_LEAST if asked.only is None and not asked.native else 0)

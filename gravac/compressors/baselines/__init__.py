@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published compressors to compare with: in gravac's measurements none was better than those in ``compressors``.
 
-Users choose these compressors by name like any other, and ``gravac.testing.compressor_laws`` checks them too. Outside
+Users choose these compressors by name like any other, and ``gravac.testing.check_compressor`` checks them too. Outside
 of this folder, only the list of names in ``gravac.compressors`` refers to them.
 """

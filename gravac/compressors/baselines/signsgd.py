@@ -30,7 +30,7 @@ class SignSGD(Compressor):
     """Scaled signs: one bit per element and a mean magnitude per block, exchanged by all-gather.
 
     By default half of the unsent rest is kept as residual, which trained best with AdamW and with SGD with momentum
-    (``docs/evidence/measurements.md``). The published method, for plain SGD, keeps the whole unsent rest
+    (``docs/evidence/decisions.md``). The published method, for plain SGD, keeps the whole unsent rest
     (``error_feedback=1.0``).
 
     Attributes:

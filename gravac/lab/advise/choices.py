@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gravac.beliefs import Belief
 from gravac.candidate import DENSE, Forecast, Mode, Span
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Load, Machine, Network, Prediction, crossing, load
 from gravac.costmodel.step import BUCKET_BYTES
 from gravac.engine.admission import efficiency_belief
-from gravac.lab.advise.option import Option
+from gravac.lab.advise.option import Option, has_measured_efficiency
 from gravac.lab.advise.outer_steps import (
     CompressorLoad,
     crossing_bandwidth_of_outer_steps,
@@ -69,6 +68,7 @@ class Advice:
             of the rank's shards.
         dense_wire_bytes: bytes that a rank sends in a dense float32 exchange; on a mesh, to other replicas.
         mesh: mesh of a model in shards; ``None``: DDP, without shards.
+        is_selected: whether the user named compressors or CFs; any of these may then be among the best choices.
     """
 
     choices: tuple[Option, ...]
@@ -87,26 +87,39 @@ class Advice:
     exchanged_elements: int
     dense_wire_bytes: int
     mesh: Mesh | None = None
+    is_selected: bool = False
 
     @property
     def by_progress(self) -> tuple[Option, ...]:
         """All choices by descending ``progress``: the first is expected to reach a given accuracy soonest."""
         return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
 
+    @property
+    def eligible(self) -> tuple[Option, ...]:
+        """Choices that may be among the best, by descending ``progress``.
+
+        These are the recommendable choices, and all that compress if the user named compressors or CFs.
+        """
+        return tuple(
+            choice
+            for choice in self.by_progress
+            if choice.recommendable or (self.is_selected and choice.compressor != DENSE)
+        )
+
     def best(self, count: int) -> tuple[Option, ...]:
-        """Return the choices with the most ``progress``, in descending order.
+        """Return the ``eligible`` choices with the most ``progress``, in descending order.
 
         torch's own exchanges and the best choice of mode ``hook`` are always included.
 
         Args:
             count: number of choices to return; more are returned only if more are always included.
         """
-        always_included = [choice for choice in self.by_progress if choice.reference]
-        always_included += [choice for choice in self.by_progress if choice.mode == "hook"][:1]
-        other_choices = [choice for choice in self.by_progress if choice not in always_included][
+        always_included = [choice for choice in self.eligible if choice.reference]
+        always_included += [choice for choice in self.eligible if choice.mode == "hook"][:1]
+        other_choices = [choice for choice in self.eligible if choice not in always_included][
             : max(0, count - len(always_included))
         ]
-        return tuple(choice for choice in self.by_progress if choice in (*always_included, *other_choices))
+        return tuple(choice for choice in self.eligible if choice in (*always_included, *other_choices))
 
 
 def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
@@ -137,7 +150,8 @@ def candidates(
     """Return pairs of a compressor and a CF to predict, in the order of the names.
 
     Args:
-        names: names of compressors; ``None`` for all with known costs except ``ladder``, whose members are among them.
+        names: names of compressors; ``None`` for all with known costs and measured efficiency. ``ladder`` is then left
+            out, since its members are among them.
         cfs: requested compression factors. A compressor that supports only certain CFs has a pair for each supported
             CF that is within 10 % of a requested CF. ``None``: ``USUAL_CFS`` for compressors that support any CF, and
             all supported CFs of others.
@@ -159,7 +173,12 @@ def candidates(
         if not (math.isfinite(cf) and cf >= 1):
             raise ValueError(f"cf: {cf!r} is not a compression factor; give 1 or more, such as 10")
     selected_candidates: list[tuple[Compressor, float]] = []
-    for name in dict.fromkeys(names or (name for name in measured_compressors if name != ladder.name)):
+    default_names = [
+        name
+        for name, compressor in measured_compressors.items()
+        if name != ladder.name and has_measured_efficiency(compressor, 1.0)
+    ]
+    for name in dict.fromkeys(names or default_names):
         compressor = measured_compressors[name]
         lowest_cf, highest_cf = min(CF_RANGE[0], *(cfs or CF_RANGE)), max(CF_RANGE[1], *(cfs or CF_RANGE))
         supported_cfs = compressor.candidates((lowest_cf, highest_cf))
@@ -234,7 +253,7 @@ def advise(
         workers: number of ranks, 1 or more; or the mesh of a model in shards.
         network: network between the workers; on a mesh, between the replicas: all ranks of a replica share its link.
         machine: speed of each worker; ``None`` for one CPU core.
-        compressors: names of compressors; ``None`` for all with known costs except ``ladder``.
+        compressors: names of compressors; ``None`` for all with known costs and measured efficiency, except ``ladder``.
         cfs: compression factors to predict; ``None`` for 10, 100 and 1000, and for all CFs of a compressor that
             supports only certain CFs.
         price_per_hour: price of one worker's hour, in any currency; ``None``: no costs are predicted.
@@ -263,10 +282,12 @@ def advise(
         return None if price_per_hour is None else 1000 * step_s / 3600 * ranks * price_per_hour
 
     def option_in_each_step(
-        compressor_name: str, cf: float, prediction: Prediction, belief: Belief, break_even: float | None = None
+        compressor_load: CompressorLoad, prediction: Prediction, break_even: float | None = None
     ) -> Option:
+        compressor, cf = compressor_load.compressor, compressor_load.cf
+        belief = efficiency_belief(compressor.profile(cf))
         return Option(
-            compressor=compressor_name,
+            compressor=compressor.name if compressor.compresses else DENSE,
             cf=cf,
             step_s=prediction.step_s,
             compress_s=prediction.compress_s,
@@ -276,6 +297,7 @@ def advise(
             break_even=break_even,
             efficiency=belief.efficiency,
             deviation=belief.deviation,
+            measured=has_measured_efficiency(compressor, cf),
             cost=cost_of_1000_steps(prediction.step_s),
         )
 
@@ -299,6 +321,7 @@ def advise(
             deviation=forecast.deviation,
             cost=cost_of_1000_steps(forecast.step_s),
             every=candidate.every,
+            measured=has_measured_efficiency(compressor_load.compressor, candidate.cf, candidate.every),
         )
 
     float32_load = exchange_load(shapes, None, 1, batch_s, workers, machine, "float32")
@@ -309,13 +332,7 @@ def advise(
         CompressorLoad(Dense(dtype=dense), 2.0, sixteen_bit_load),
     ]
     each_step_options = [
-        option_in_each_step(
-            DENSE,
-            dense_load.cf,
-            dense_load.load.over(network, machine),
-            efficiency_belief(dense_load.compressor.profile(dense_load.cf)),
-        )
-        for dense_load in dense_loads
+        option_in_each_step(dense_load, dense_load.load.over(network, machine)) for dense_load in dense_loads
     ]
     compressed_loads: list[CompressorLoad] = []
     for compressor, cf in candidates(compressors, cfs, machine):
@@ -324,9 +341,7 @@ def advise(
         prediction = compressed_load.over(network, machine)
         crossing_bandwidth = _crossing_bandwidth_of_compressed_step(compressed_load, sixteen_bit_load, network, machine)
         break_even = _break_even_bandwidth(crossing_bandwidth, prediction.step_s < sixteen_bit_prediction.step_s)
-        each_step_options.append(
-            option_in_each_step(compressor.name, cf, prediction, efficiency_belief(compressor.profile(cf)), break_even)
-        )
+        each_step_options.append(option_in_each_step(compressed_loads[-1], prediction, break_even))
     forecasts = (
         forecast_outer_steps(dense_loads, compressed_loads, dense_wire_bytes, network, machine, averaging_ranks)
         if averaging_ranks > 1
@@ -352,6 +367,7 @@ def advise(
         exchanged_elements=exchanged_elements,
         dense_wire_bytes=dense_wire_bytes,
         mesh=mesh,
+        is_selected=compressors is not None or cfs is not None,
     )
 
 

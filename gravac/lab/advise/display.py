@@ -20,6 +20,7 @@ from gravac.lab.doctor.memory import format_bytes
 from gravac.lab.json_file import write_json
 from gravac.lab.links.rates import format_rate
 from gravac.lab.mesh import Mesh
+from gravac.lab.rounding import describe_number, describe_seconds
 from gravac.lab.shapes import Shape
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
     from rich.box import SIMPLE_HEAVY
     from rich.table import Table
 
-    from gravac.lab.console import wide_console
+    from gravac.lab.console import print_table, wide_console
 
     console = wide_console(console)
     for line in (
@@ -73,49 +74,51 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
     table = Table(
         box=SIMPLE_HEAVY,
         title=f"{advice.elements / 1e6:.1f} M parameters, {_ranks_text(advice)}, "
-        f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
+        f"{advice.batch_s:g} s a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
         f"{1e6 * network.alpha:.4g} µs a message",
         caption="Sorted by time to an accuracy, soonest first"
         f"{f'; {hidden_count} more with --all' if hidden_count else ''}. "
         "Coding (encode and decode) is estimated as the time of as many copies of a tensor as on a CPU, at"
         f" {machine.copy_bytes_per_s / 1e9:.4g} GB/s; the exchange can hide behind {machine.overlap:.0%} of backward. "
-        "H: steps from one exchange to the next; native: by torch itself.",
+        "H: steps from one exchange to the next; native: by torch itself. Efficiency with ?: assumed, never measured.",
+        pad_edge=False,
+        collapse_padding=True,
     )
-    table.add_column("compressor")
-    table.add_column("mode")
+    table.add_column("compressor", overflow="fold")
+    table.add_column("mode", overflow="fold")
     has_costs = any(choice.cost is not None for choice in advice.choices)
     headings = [
         "CF",
         "H",
         "progress",
-        "step ms",
-        "coding ms",
-        "waiting ms",
+        "step",
+        "coding",
+        "waiting",
         "speed",
         "efficiency",
         "wire ratio",
         "break-even",
     ]
     for heading in [*headings, *(["cost / 1000 steps"] if has_costs else [])]:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for choice in shown_choices:
         cells = [
             choice.mode,
             f"{choice.cf:.4g}",
             str(choice.every),
-            f"{choice.progress:.2f}",
-            f"{1e3 * choice.step_s:.1f}",
-            f"{1e3 * choice.compress_s:.1f}",
-            f"{1e3 * choice.exposed_s:.1f}",
-            f"{choice.speed_up:.2f}",
-            f"{choice.efficiency:.2f}",
-            f"{choice.wire_ratio:.2f}",
+            describe_number(choice.progress),
+            describe_seconds(choice.step_s),
+            describe_seconds(choice.compress_s),
+            describe_seconds(choice.exposed_s),
+            describe_number(choice.speed_up),
+            f"{choice.efficiency:.2f}" if choice.measured else f"{choice.efficiency:.2f}?",
+            describe_number(choice.wire_ratio),
             _break_even_text(choice.break_even),
             *([f"{choice.cost:.2f}"] if choice.cost is not None else []),
         ]
-        style = "bold green" if not choice.reference and choice.progress > EQUAL_RATIO else None
-        table.add_row(choice.compressor, *cells, style=style)
-    console.print(table)
+        is_better = not choice.reference and choice.recommendable and choice.progress > EQUAL_RATIO
+        table.add_row(choice.compressor, *cells, style="bold green" if is_better else None)
+    print_table(console, table)
 
 
 def describe_mesh(advice: Advice) -> str:
@@ -147,7 +150,7 @@ def _break_even_text(bandwidth: float | None) -> str:
         return "-"
     if bandwidth == 0:
         return "never"
-    return "always" if math.isinf(bandwidth) else format_rate(float(f"{bandwidth:.3g}"))
+    return "always" if math.isinf(bandwidth) else format_rate(float(f"{bandwidth:.2g}"))
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
@@ -157,7 +160,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
         break_even: float | str | None = choice.break_even
         if break_even in (0.0, math.inf):
             break_even = "never" if break_even == 0.0 else "always"
-        fields = {name: getattr(choice, name) for name in (*Option.__slots__, "mode", "safe_progress")}
+        fields = {name: getattr(choice, name) for name in (*Option.__slots__, "mode", "safe_progress", "recommendable")}
         return {**fields, "break_even": break_even}
 
     return {
@@ -189,7 +192,7 @@ def plot(
     """Write a PNG of the speed-up over 16 bit, by bandwidth and by number of workers or replicas. Needs matplotlib.
 
     The plot has a curve for each of the eight compressors with the most progress, at the compressor's best CF and with
-    an exchange in each step.
+    an exchange in each step. Like the table of the best choices, the plot has only ``Advice.eligible`` choices.
 
     Args:
         advice: predictions for the model.
@@ -202,15 +205,10 @@ def plot(
     shapes = shapes_of(model)
     machine, network = advice.machine, advice.network
     best_by_compressor: dict[str, Option] = {}
-    for choice in advice.choices:
-        if choice.mode != "hook":
-            continue
-        if (
-            choice.compressor not in best_by_compressor
-            or choice.progress > best_by_compressor[choice.compressor].progress
-        ):
-            best_by_compressor[choice.compressor] = choice
-    plotted_choices = sorted(best_by_compressor.values(), key=lambda choice: -choice.progress)[:8]
+    for choice in advice.eligible:
+        if choice.mode == "hook":
+            best_by_compressor.setdefault(choice.compressor, choice)
+    plotted_choices = list(best_by_compressor.values())[:8]
 
     mesh = advice.mesh
     present_count, axis_label = (advice.workers, "workers") if mesh is None else (mesh.replicas, "replicas")

@@ -1,13 +1,20 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A way to exchange gradients, and its predicted speed and progress."""
+"""A way to exchange gradients, and its predicted speed and progress; which ways may be recommended."""
 
 from dataclasses import dataclass
 
 from gravac.beliefs import Belief
-from gravac.candidate import DENSE, Mode
-from gravac.compressors import COMPRESSORS
-from gravac.telemetry.descriptions import describe_bytes
+from gravac.beliefs.tables import UNMEASURED_EXPONENTS
+from gravac.candidate import DENSE, Mode, describe_bytes
+from gravac.compressors import COMPRESSORS, Compressor
+from gravac.lab.rounding import describe_range
+
+LEAST_RECOMMENDED_EFFICIENCY = 0.5
+"""Lower bound of efficiency that an option needs to be recommended: a step makes at least half a dense step's progress.
+
+The bound is compared as texts show it, rounded to two decimals: 1 bit (0.4995) may be recommended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +32,10 @@ class Option:
         break_even: bandwidth below which this option is faster than 16 bit, bits per second; ``inf``: at every
             bandwidth, 0: at none, ``None``: not computed, for torch's own exchange.
         efficiency: expected progress of a step, as a fraction of a dense step's progress.
-        deviation: uncertainty of the efficiency: standard deviation of its natural logarithm.
         cost: price of 1000 steps of all workers, in the currency of ``price_per_hour``; ``None`` if no price was given.
         every: number of steps from one exchange to the next; 1: ranks exchange gradients in each step.
+        deviation: uncertainty of the efficiency: standard deviation of its natural logarithm.
+        measured: whether somebody measured the efficiency; if not, gravac only assumes it.
     """
 
     compressor: str
@@ -42,6 +50,7 @@ class Option:
     cost: float | None
     every: int = 1
     deviation: float = 0.0
+    measured: bool = True
 
     @property
     def mode(self) -> Mode:
@@ -70,6 +79,20 @@ class Option:
         """Lower bound of ``efficiency``, exceeded with a probability of 80 %; see ``gravac.beliefs.Belief``."""
         return Belief(self.efficiency, self.deviation).lower_bound
 
+    @property
+    def progress_text(self) -> str:
+        """``progress`` as text, with the range between its lower and its upper bound, such as ``"6.1 (5.4 to 7.0)"``.
+
+        The progress is above each bound with a probability of 80 % and 20 %.
+        """
+        highest_progress = self.speed_up * Belief(self.efficiency, self.deviation).upper_bound
+        return describe_range(self.progress, self.safe_progress, highest_progress)
+
+    @property
+    def recommendable(self) -> bool:
+        """True if the efficiency was measured, and its lower bound is at least ``LEAST_RECOMMENDED_EFFICIENCY``."""
+        return self.measured and round(self.least_efficiency, 2) >= LEAST_RECOMMENDED_EFFICIENCY
+
     def __str__(self) -> str:
         every_text = f" every {self.every} steps" if self.every > 1 else ""
         compressor = COMPRESSORS.get(self.compressor)
@@ -77,3 +100,20 @@ class Option:
         method = dense_name or (compressor.method_at(self.cf) if compressor else f"{self.compressor} {self.cf:.4g}x")
         bytes_text = describe_bytes(self.wire_ratio)
         return method + (f" ({bytes_text})" if bytes_text else "") + every_text
+
+
+def has_measured_efficiency(compressor: Compressor, cf: float, every: int = 1) -> bool:
+    """True if somebody measured the efficiency of steps with a compressor: gravac, or the compressor's author.
+
+    The author of a compressor that gravac does not know states measured efficiencies in the compressor's class.
+
+    Args:
+        compressor: compressor of the steps; a ``Dense`` if nothing is compressed.
+        cf: compression factor.
+        every: number of steps from one exchange to the next.
+    """
+    profile = compressor.profile(cf)
+    is_measured_in_each_step = profile.kind != "not measured" or bool(compressor.efficiency_points)
+    if every == 1 or not compressor.compresses:
+        return is_measured_in_each_step
+    return is_measured_in_each_step and profile.efficiency_apart != UNMEASURED_EXPONENTS

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor
 from gravac.lab.bench.ranks import TORCH_RANKS, GravacRank, MakeRank, Rank, Shape
+from gravac.lab.json_file import check_writable
 from gravac.lab.shapes import MODELS
 from gravac.lab.training.expression import compressor
 
@@ -70,11 +70,7 @@ class Bench:
             for name in compressor_names:
                 _check_compressor(argument, name)
         if self.json is not None:
-            json_folder = self.json.absolute().parent
-            if self.json.is_dir():
-                raise ValueError(f"json: {self.json} is a folder; name a file in it")
-            if not json_folder.is_dir() or not os.access(json_folder, os.W_OK):
-                raise ValueError(f"json: {json_folder} is not a folder that can be written to; name another folder")
+            check_writable("json", self.json)
 
     @property
     def shapes(self) -> list[Shape]:
@@ -133,8 +129,6 @@ def _check_compressor(argument: str, name: str) -> None:
         compressor(name)
     except ValueError as error:
         known_names = ", ".join(map(repr, (*COMPRESSORS, *TORCH_RANKS)))
-        if name in COMPRESSORS:
-            raise ValueError(f"{argument}: {error}") from None
         reason = f": {error}" if "(" in name else ""
         raise ValueError(f"{argument}: {name!r} is unknown{reason}; known: {known_names}") from None
 

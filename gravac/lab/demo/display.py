@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gravac.candidate import Mode
 from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay
-from gravac.lab.demo.decisions import describe_change, describe_running_candidate
+from gravac.lab.demo.decisions import describe_change
 from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
 from gravac.lab.demo.plot import draw_as_text
 from gravac.lab.links.link import PACED
@@ -86,7 +86,7 @@ class DemoLive(ProgressDisplay):
             remaining_s = max(0.0, self._seconds - event["seconds"])
             state_text = (
                 f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  "
-                f"{describe_running_candidate(event)}  gain {gain_text}  "
+                f"{event['running'] or '-'}  gain {gain_text}  "
                 f"{event['samples_per_s']:.1f} samples/s  {remaining_s:.0f} s left"
             )
             self._show_state(method, event["seconds"], state_text)
@@ -156,7 +156,7 @@ def _row_texts(comparison: Comparison, outcome: DemoOutcome, lowest_loss: float)
     loss = outcome.loss_at_time(comparison.equal_seconds)
     target_s = outcome.time_to_loss(comparison.target)
     return [
-        outcome.label,
+        outcome.label.replace(", ", ",\n", 1),
         str(outcome.steps),
         f"{outcome.samples_per_s:.1f}",
         f"{outcome.bytes_per_step / 1e6:.3f}",

@@ -17,10 +17,10 @@ from gravac.lab.tta.record import CurvePoint, first_reached
 LABELS = {
     "dense-fp32": "float32",
     "dense-fp16": "float16",
-    "adaptive": "every=1",
-    "adaptive-100": "every=(1, 100)",
+    "adaptive": "gravac",
+    "adaptive-100": "gravac, every=(1, 100)",
 }
-"""Label of each method in tables and plots: its number format, or its argument of ``AdaptiveCompressor``."""
+"""Label of each method in tables and plots: its number format, or ``gravac`` with its argument of the compressor."""
 
 DRAW_MARGIN = 0.01
 """Two validation losses count as equal if they differ by less, in nats; another seed changes a loss by as much."""
@@ -39,8 +39,8 @@ class DemoOutcome:
             mean over the ranks. Otherwise: as counted or computed for rank 0.
         curve: validation loss (nats) at each evaluation, from the start to the end of the run.
         cf_path: a dict for the first candidate (way to run steps) and for each later one, in order. The keys are
-            ``"step"`` (the candidate's first step), ``"mode"``, ``"compressor"``, ``"cf"``, ``"every"``, ``"delay"``
-            and ``"reason"``.
+            ``"step"`` (the candidate's first step), ``"mode"``, ``"compressor"``, ``"cf"``, ``"every"``, ``"delay"``,
+            ``"sends"`` (missing in older files) and ``"reason"``.
     """
 
     method: str
@@ -120,6 +120,15 @@ class Comparison:
         """Final validation loss of the run with dense float16 gradients, in nats, which other runs are to reach."""
         return self["dense-fp16"].val_loss
 
+    @property
+    def speed_up(self) -> float | None:
+        """Seconds in which float16 reached its own final loss / seconds in which gravac reached that loss.
+
+        gravac here is the run that averages in each step. ``None`` if gravac did not reach the loss.
+        """
+        adaptive_s, dense_s = self["adaptive"].time_to_loss(self.target), self["dense-fp16"].time_to_loss(self.target)
+        return dense_s / adaptive_s if adaptive_s and dense_s else None
+
     def verdict(self) -> str:
         """Return a text that says whether gravac, averaging in each step, reached a lower loss than dense gradients.
 
@@ -133,17 +142,14 @@ class Comparison:
         after_text = f"after {self.equal_seconds:.0f} s"
         loss_text = f"validation loss {adaptive_loss:.3f} against {dense_loss:.3f} of {best_dense.label} {after_text}"
         if abs(adaptive_loss - dense_loss) < DRAW_MARGIN:
-            return (
-                f"With every=1 a draw: {loss_text}. The simpler method is then the better choice: {best_dense.label}."
-            )
+            return f"A draw: {loss_text}. The simpler method is then the better choice: {best_dense.label}."
         if adaptive_loss > dense_loss:
             advice = f"On this link, with this model and in this time, use {best_dense.label}."
-            return f"With every=1 gravac LOST: {loss_text}. {advice}"
-        adaptive_s, dense_s = self["adaptive"].time_to_loss(self.target), self["dense-fp16"].time_to_loss(self.target)
-        if not adaptive_s or not dense_s:
-            return f"With every=1 gravac won: {loss_text}."
-        speed_up_text = f"{dense_s / adaptive_s:.1f} times as fast as float16"
-        return f"With every=1 gravac won: {loss_text}. gravac reached the final loss of float16 {speed_up_text}."
+            return f"gravac LOST: {loss_text}. {advice}"
+        if self.speed_up is None:
+            return f"gravac won: {loss_text}."
+        speed_up_text = f"{self.speed_up:.1f} times as fast as float16"
+        return f"gravac won: {loss_text}. gravac reached the final loss of float16 {speed_up_text}."
 
     def verdict_of_outer_steps(self) -> str:
         """Return a text that says whether allowing outer steps (up to 100 steps between exchanges) lowered the loss.
@@ -152,11 +158,11 @@ class Comparison:
         """
         losses = [self[method].loss_at_time(self.equal_seconds) for method in ("adaptive-100", "adaptive")]
         loss_text = (
-            f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of every=1 after {self.equal_seconds:.0f} s"
+            f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of gravac after {self.equal_seconds:.0f} s"
         )
         if abs(losses[0] - losses[1]) < DRAW_MARGIN:
-            return f"With every=(1, 100) a draw: {loss_text}."
-        return f"With every=(1, 100) gravac {'won' if losses[0] < losses[1] else 'LOST'}: {loss_text}."
+            return f"With every=(1, 100), a draw: {loss_text}."
+        return f"With every=(1, 100), gravac {'won' if losses[0] < losses[1] else 'LOST'}: {loss_text}."
 
     def to_json(self, *, rate: float, workers: int, paced: bool, log_dir: Path) -> dict[str, Any]:
         """Return the settings and the results of all runs as a dict of JSON types, in the units of ``DemoOutcome``.

@@ -12,8 +12,9 @@ from typing import Any
 
 from gravac.lab.demo.decisions import describe_longest_running
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
+from gravac.lab.rounding import describe_seconds
 
-COLUMNS, ROWS = 49, 16
+COLUMNS, ROWS = 42, 16
 """Width and height of the terminal's plot in characters, without axis labels; with them, lines have up to 80."""
 
 MARKS = {"dense-fp32": ".", "dense-fp16": "o", "adaptive": "+", "adaptive-100": "#"}
@@ -83,11 +84,11 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
         title: title of the plot, which should name the model and the link.
         path: PNG file to write.
     """
-    from matplotlib.figure import Figure
+    from gravac.lab.figure import new_figure, tidy_axes
 
     seconds, target = comparison.equal_seconds, comparison.target
     low_loss, high_loss = loss_range(comparison)
-    figure = Figure(figsize=(8.6, 4.6), dpi=130, layout="constrained", facecolor="white")
+    figure = new_figure(8.6, 4.6)
     axes = figure.add_subplot()
     target_style: dict[str, Any] = {
         "color": COLOURS["dense-fp16"],
@@ -95,34 +96,21 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
         "linestyle": (0, (1, 3)),
         "label": "float16's final loss",
     }
-    target_times = [_time_to_target(run, target) for run in comparison.outcomes]
-    shortest_time = min((time for time in target_times if time is not None), default=0.0)
-    for run, target_s in zip(comparison.outcomes, target_times, strict=True):
+    for run in comparison.outcomes:
         is_adaptive = run.method.startswith("adaptive")
-        seconds_of_points, losses_of_points = (
-            [point.seconds for point in run.curve],
-            [point.metric for point in run.curve],
-        )
         line_style: dict[str, Any] = {
             "color": COLOURS[run.method],
             "linewidth": 2.4 if is_adaptive else 1.5,
             "zorder": 3 if is_adaptive else 2,
+            "linestyle": (0, (4, 1.5)) if run.method == "adaptive-100" else "-",  # gravac's two curves often coincide
+            "label": _describe_run(run, target) if is_adaptive else None,
         }
-        label = f"{run.label}: mostly {describe_longest_running(run)}" if is_adaptive else run.label
-        axes.plot(seconds_of_points, losses_of_points, label=label, **line_style)
+        axes.plot([point.seconds for point in run.curve], [point.metric for point in run.curve], **line_style)
+        target_s = run.time_to_loss(target) if is_adaptive else None
         if target_s:
             axes.plot(target_s, target, marker="o", markersize=6, color=COLOURS[run.method], zorder=4)
-            axes.annotate(
-                f"{target_s:.0f} s",
-                (target_s, target),
-                xytext=(-4 if target_s == shortest_time else 4, -13),
-                textcoords="offset points",
-                ha="right" if target_s == shortest_time else "left",
-                color=COLOURS[run.method],
-                fontsize=9,
-            )
     axes.plot([0, seconds], [target] * 2, zorder=1, **target_style)
-    axes.legend(loc="upper right", frameon=False, fontsize=9, handlelength=2.2)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=9, handlelength=2.2)
     final_losses = [run.loss_at_time(seconds) for run in comparison.outcomes]
     for run, label_y in zip(
         comparison.outcomes,
@@ -144,23 +132,20 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     axes.set_ylim(low_loss, high_loss)
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("validation loss [nats]")
-    axes.grid(color="#e6e6e6", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=11, loc="left")
+    tidy_axes(axes, title)
     figure.savefig(path, format="png")
 
 
-def _time_to_target(run: DemoOutcome, target: float) -> float | None:
-    """Return the seconds of training after which a run with gravac reached a loss, to mark the point in the plot.
-
-    ``None`` if the run never reached the loss, and for runs without gravac.
+def _describe_run(run: DemoOutcome, target: float) -> str:
+    """Return the text of the legend on a run with gravac: its label, what ran for the most steps, and how fast.
 
     Args:
         run: result of a run.
-        target: loss to reach, nats.
+        target: final loss of float16, nats.
     """
-    return run.time_to_loss(target) if run.method.startswith("adaptive") else None
+    target_s = run.time_to_loss(target)
+    target_text = f"; reached float16's final loss after {describe_seconds(target_s)}" if target_s else ""
+    return f"{run.label}: mostly {describe_longest_running(run)}{target_text}"
 
 
 def spread_apart(positions: Sequence[float], distance: float, bounds: tuple[float, float]) -> list[float]:

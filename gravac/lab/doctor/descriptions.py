@@ -129,15 +129,13 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
             "there are GPUs and no NCCL: gloo would send gradients through host memory, which is slow; install a "
             "torch that has NCCL"
         )
-    if facts.devices and facts.optional.get("triton") is None:
-        recommendations.append("triton is missing: on a GPU, quantizers run as many small kernels; pip install triton")
     if facts.links is not None:
         recommendations.append(
             "gravac demo and bench tta slow exchanges down by sleeping, instead of emulating links, since "
             f"{facts.links}"
         )
     if any(facts.optional.get(name) is None for name in ("rich", "matplotlib")):
-        recommendations.append("gravac demo, bench, advise and report need more packages: pip install 'gravac[lab]'")
+        recommendations.append("gravac demo, bench and advise need more packages: pip install 'gravac[lab]'")
     return recommendations
 
 

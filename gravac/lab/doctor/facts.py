@@ -17,7 +17,7 @@ from gravac.settings import Settings
 PACKAGES = ("gravac", "torch", "numpy", "pydantic", "tensorboard")
 """Packages that gravac needs."""
 
-OPTIONAL_PACKAGES = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers", "wandb")
+OPTIONAL_PACKAGES = ("rich", "matplotlib", "scikit-learn", "lightning", "accelerate", "transformers")
 """Packages that extras and integrations need."""
 
 ENVIRONMENT_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT", "OMP_NUM_THREADS")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches a method of exchanging gradients (gravac's, torch's or torchft's) to a model, which may be in shards."""
+"""Attaches a method of exchanging gradients, gravac's or torch's, to a model, which may be in shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from gravac.lab.training.exchange import Exchange, GravacExchange, attach_to_ddp
 from gravac.lab.training.methods import Method, bucket_mb
 from gravac.lab.training.sharded import TorchShardedExchange
 from gravac.lab.training.shuffled import RunChoice, ShuffledController
-from gravac.lab.training.torchft_baselines import TorchftExchange
 
 
 def attach(
@@ -33,7 +32,7 @@ def attach(
 ) -> Exchange:
     """Attach a method of exchanging gradients to a model; called on every rank before the first step.
 
-    The model is wrapped in DDP, except if the model is in shards, and except for methods of torchft.
+    The model is wrapped in DDP, except if the model is in shards.
 
     Args:
         method: method of exchanging gradients.
@@ -52,17 +51,10 @@ def attach(
 
     Raises:
         ValueError: the method cannot limit its exchange to ``pace``, or cannot train a model in shards. Also if the
-            method needs a package that is not installed, or needs ``choices`` and has none.
+            method needs ``choices`` and has none.
     """
     if is_sharded(model) and method.mesh_error_message is not None:
         raise ValueError(method.mesh_error_message)
-    if method.torchft is not None:
-        if pace is not None:
-            raise ValueError(
-                f"method: {method.text!r} of torchft cannot be paced, since gravac can slow down only its own "
-                "exchange; use another method, or emulated links"
-            )
-        return TorchftExchange(method, model, optimizer)
     run_settings: dict[str, Any] = {"samples_per_step": samples_per_step, "seed": seed, "pace": pace}
     run_settings["log_dir"] = log_dir if method.adaptive else None
     if method.matched_to is not None:

@@ -4,7 +4,7 @@
 
 ``Exchange`` is the interface. ``TorchExchange`` is DDP with or without a hook of torch, and ``GravacExchange`` is
 gravac. The training loop does not have to start an exchange: hooks of DDP, modules and optimizers do that.
-``torchft_baselines.py`` has the methods of torchft, and ``sharded.py`` torch's own exchange of a model in shards.
+``sharded.py`` has torch's own exchange of a model in shards.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
-from gravac.candidate import DENSE, Candidate, Mode
+from gravac.candidate import DENSE, Candidate, Forecast, named
 from gravac.collectives import AllReduce
 from gravac.lab.training.methods import TORCH_DENSE_METHODS, Method
 from gravac.modes.outer.round_state import RoundState
-from gravac.telemetry.records import DecisionRecord, ModeRecord, Record, StepRecord
+from gravac.telemetry.records import (
+    DecisionRecord,
+    ForecastsRecord,
+    Record,
+    RunRecord,
+    StepRecord,
+)
 
 POWERSGD_DENSE_STEPS = 2
 """Number of dense steps before torch's PowerSGD begins to compress; torch allows no fewer."""
@@ -90,16 +96,6 @@ class Exchange:
         return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
     @property
-    def mode(self) -> Mode:
-        """Mode (``native``, ``hook`` or ``outer``) of the latest recorded step."""
-        return "native"
-
-    @property
-    def cf(self) -> float | None:
-        """Compression factor of the latest recorded step; ``None`` if the method has none."""
-        return None
-
-    @property
     def gain(self) -> float | None:
         """Gain (share of the gradients' energy that was sent) of the latest recorded step.
 
@@ -111,6 +107,11 @@ class Exchange:
     def every(self) -> int | None:
         """Number of steps from one exchange to the next; ``None`` for methods that exchange in every step."""
         return None
+
+    @property
+    def running(self) -> str:
+        """Name of the candidate (way to run steps) of the latest recorded step; empty if not known."""
+        return ""
 
     def exchange_count(self) -> int | None:
         """Return the number of exchanges so far; ``None`` for methods that exchange in every step."""
@@ -133,7 +134,7 @@ class Exchange:
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank has sent so far.
 
-        gravac counts the bytes of its own collectives; for methods of torch and torchft, a formula gives the bytes.
+        gravac counts the bytes of its own collectives; for methods of torch, a formula gives the bytes.
 
         Args:
             steps: number of steps so far.
@@ -142,14 +143,10 @@ class Exchange:
         raise NotImplementedError
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return a record of the first candidate (way to run steps), then a record of each decision, in order.
+        """Return a record of each decision, in order; the first is of the candidate (way to run steps) that began.
 
         Decisions that changed nothing have records, too.
         """
-        return []
-
-    def mode_changes(self) -> list[ModeRecord]:
-        """Return a record of each change of mode (``native``, ``hook`` or ``outer``) so far, in order."""
         return []
 
     def phase_seconds(self) -> tuple[float | None, float | None]:
@@ -201,11 +198,6 @@ class TorchExchange(Exchange):
         elif hook := _TORCH_HOOKS.get(method.torch_format or ""):
             module.register_comm_hook(None, hook)
 
-    @property
-    def cf(self) -> float | None:
-        """Compression factor: 1 for float32 (no hook), 2 for 16 bit; ``None`` for PowerSGD."""
-        return TORCH_DENSE_METHODS[self.method.torch_format][0] if self.method.torch_format else None
-
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank sent in its first ``steps`` steps, by the formula of ring all-reduce.
 
@@ -223,9 +215,16 @@ class TorchExchange(Exchange):
         dense_steps = min(steps, POWERSGD_DENSE_STEPS)
         return AllReduce.wire_bytes(4 * (dense_steps * elements + (steps - dense_steps) * sent_elements), world)
 
+    @property
+    def running(self) -> str:
+        """Name of what DDP exchanges in all steps, such as ``native bfloat16``; empty for PowerSGD."""
+        return f"native {TORCH_DENSE_METHODS[self.method.torch_format][1]}" if self.method.torch_format else ""
+
     def decisions(self) -> list[DecisionRecord]:
         """Return a list with one record, of the candidate (way to run steps) that runs; empty for PowerSGD."""
-        return [start_record(Candidate("native", DENSE, self.cf))] if self.cf is not None else []
+        if not self.method.torch_format:
+            return []
+        return [start_record(Candidate("native", DENSE, TORCH_DENSE_METHODS[self.method.torch_format][0]))]
 
 
 class GravacExchange(Exchange):
@@ -244,8 +243,9 @@ class GravacExchange(Exchange):
     ) -> None:
         super().__init__(method, module)
         self._step_records: list[StepRecord] = []
+        self._forecasts: tuple[Forecast, ...] = ()
         self._elements = sum(math.prod(shape) for shape in trained_shapes(module))
-        self._compressor = method.make(**{"history": ALL_DECISIONS, **run_settings}, sinks=[self._store_step_record])
+        self._compressor = method.make(**{"history": ALL_DECISIONS, **run_settings}, sinks=[self._store_record])
         if method.base is not None and method.base.owns_momentum:
             disable_momentum(optimizer)
         self._stopwatch = HookStopwatch()
@@ -255,10 +255,12 @@ class GravacExchange(Exchange):
         self._tally = ExchangeTally(self._compressor)
         optimizer.register_step_post_hook(self._tally.count_step)
 
-    def _store_step_record(self, record: Record) -> None:
-        """Store a record of a step, and ignore records of other kinds; gravac calls this with each new record."""
+    def _store_record(self, record: Record) -> None:
+        """Store a record of a step, and the candidates' forecasts; gravac calls this method with each new record."""
         if isinstance(record, StepRecord):
             self._step_records.append(record)
+        elif isinstance(record, (RunRecord, ForecastsRecord)):
+            self._forecasts = record.forecasts
 
     @property
     def in_flight(self) -> bool:
@@ -285,16 +287,6 @@ class GravacExchange(Exchange):
         return self._compressor.synced()
 
     @property
-    def mode(self) -> Mode:
-        """Mode (``native``, ``hook`` or ``outer``) of the latest recorded step; before that, the present mode."""
-        return self._step_records[-1].mode if self._step_records else self._compressor.mode
-
-    @property
-    def cf(self) -> float | None:
-        """Compression factor of the latest recorded step; ``None`` before the first record."""
-        return self._step_records[-1].cf if self._step_records else None
-
-    @property
     def gain(self) -> float | None:
         """Gain (share of the gradients' energy that was sent) of the latest recorded step.
 
@@ -308,6 +300,11 @@ class GravacExchange(Exchange):
         if not self.method.has_local_steps:
             return None
         return self._step_records[-1].every if self._step_records else self._compressor.every
+
+    @property
+    def running(self) -> str:
+        """Name of the candidate (way to run steps) of the latest recorded step; empty before the first record."""
+        return str(named(self._step_records[-1].candidate, self._forecasts)) if self._step_records else ""
 
     def exchange_count(self) -> int | None:
         """Return the number of exchanges so far; ``None`` for methods that exchange in every step."""
@@ -342,32 +339,12 @@ class GravacExchange(Exchange):
         return self._compressor.ledger.wire_bytes + sum(native_bytes)
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return a record of the first candidate (way to run steps), then a record of each decision, in order.
+        """Return a record of each decision, in order; the first is of the candidate (way to run steps) that began.
 
-        Decisions that changed nothing have records, too. Before the first step, the first candidate has no record yet.
+        Decisions that changed nothing have records, too. While gravac is idle, the candidate is DDP's own exchange.
         """
-        return [*self._start_records(), *self._compressor.history]
-
-    def mode_changes(self) -> list[ModeRecord]:
-        """Return a record of each change of mode (``native``, ``hook`` or ``outer``) so far, in order."""
-        return self._compressor.changes
-
-    def _start_records(self) -> list[DecisionRecord]:
-        """Return a list with one record, of the first candidate (way to run steps); empty before the first step."""
-        if self._step_records:
-            first_record = self._step_records[0]
-            return [
-                start_record(
-                    Candidate(
-                        first_record.mode,
-                        first_record.compressor,
-                        first_record.cf,
-                        first_record.every,
-                        first_record.delay,
-                    )
-                )
-            ]
-        return [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
+        history = self._compressor.history
+        return history or [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
 
     def phase_seconds(self) -> tuple[float | None, float | None]:
         """Return ``(seconds of compression, seconds of collectives)`` of a typical step; ``None`` if not known.
@@ -551,9 +528,9 @@ def start_record(candidate: Candidate) -> DecisionRecord:
         compressor=candidate.compressor,
         cf=candidate.cf,
         changed=False,
-        gain=math.nan,
-        gain_low=math.nan,
-        gain_high=math.nan,
+        gain=None,
+        gain_low=None,
+        gain_high=None,
         t_system=None,
         t_compression=None,
         phase="start",
@@ -561,6 +538,7 @@ def start_record(candidate: Candidate) -> DecisionRecord:
         every=candidate.every,
         delay=candidate.delay,
         mode=candidate.mode,
+        sends=candidate.sends,
     )
 
 

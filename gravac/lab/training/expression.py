@@ -47,44 +47,39 @@ def controller(text: str) -> Any:
         'gravac'
 
     Raises:
-        ValueError: the text is not a Python expression, names no controller, or has an unknown or wrong setting.
+        ValueError: the text names no controller, or has an unknown or wrong setting.
     """
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise ValueError(f"{text!r} is not a controller; give a name, such as gravac, or gravac(epsilon=0.9)") from None
-    name_node = node.func if isinstance(node, ast.Call) else node
-    if not isinstance(name_node, ast.Name) or name_node.id not in CONTROLLERS or name_node.id == "static":
+    name = text.partition("(")[0].strip()
+    if name not in CONTROLLERS or name == "static":
         available_names = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
-        raise ValueError(f"there is no controller {ast.unparse(name_node)!r}; use one of {available_names}")
-    if not isinstance(node, ast.Call):
-        return name_node.id
-    if node.args:
-        raise ValueError(f"{text!r}: a setting has no name; name each setting, such as gravac(epsilon=0.9)")
-    try:
-        setting_by_name = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-        return CONTROLLERS[name_node.id](**setting_by_name)
-    except SettingsError as error:
-        raise ValueError(f"{text!r}: {error}") from None
+        raise ValueError(f"there is no controller {name!r}; use one of {available_names}")
+    return CONTROLLERS[name](**settings(text)) if "(" in text else name
 
 
 def settings(text: str) -> dict[str, Any]:
-    """Return a dict of settings by name, read from a text in parentheses such as ``(every=10)``.
+    """Return the settings in the parentheses of a text such as ``outer(every=10)``, by name; none without parentheses.
 
     Example:
-        >>> settings("(every=(1, 50), delay=2)")
-        {'every': (1, 50), 'delay': 2}
+        >>> settings("outer(every=(1, 50), delay=2)"), settings("outer")
+        ({'every': (1, 50), 'delay': 2}, {})
 
     Raises:
-        ValueError: the text contains anything other than settings ``name=literal``.
+        ValueError: the parentheses contain anything other than settings ``name=literal``.
     """
     try:
-        node = ast.parse(f"settings{text}", mode="eval").body
-        if isinstance(node, ast.Call) and not node.args and all(keyword.arg for keyword in node.keywords):
+        node = ast.parse(text.strip(), mode="eval").body
+        if isinstance(node, ast.Name):
+            return {}
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and not node.args
+            and all(keyword.arg for keyword in node.keywords)
+        ):
             return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     except (SyntaxError, ValueError):
         pass
-    raise ValueError(f"{text!r} are not named settings; write name=value, such as (every=10, fragments=2)")
+    raise ValueError(f"{text!r}: settings need names; write name=value, such as (every=10, fragments=2)")
 
 
 def _compressor_of_node(node: ast.expr) -> Compressor:

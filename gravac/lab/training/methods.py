@@ -15,16 +15,14 @@
 ``adaptive(every=(1, 100))``    ``adaptive`` whose controller may also choose outer steps: up to 100 local steps
                                 between two exchanges. Further settings: ``controller="gravac"``, those of
                                 ``OuterSettings``, and ``rate`` and ``momentum`` of the outer SGD
-``adaptive:topk@10-1000``       ``adaptive`` with a compressor instead of the ladder; CF 10 to 1000 is the default
-``gravac:topk@10-1000``         a controller that chooses the CF of a compressor; CF 10 to 1000 is the default. With
-                                settings: ``gravac(epsilon=0.9):topk``. ``goodput:ladder@2-1000`` is ``adaptive``
-``outer:ladder@2-1000``         name of ``adaptive(every=(1, 100))`` in older records; CF 2 to 1000 is the default
+``adaptive:topk@10-1000``       ``adaptive`` with a compressor instead of the ladder. Default of the CFs: 2 to 1000 for
+                                the ladder, 10 to 1000 for other compressors
+``gravac:topk@10-1000``         a controller that chooses the CF of a compressor. With settings:
+                                ``gravac(epsilon=0.9):topk``. ``goodput:ladder@2-1000`` is ``adaptive``
+``outer:ladder@2-1000``         another name of ``adaptive(every=(1, 100))``
 ``outer(every=10):topk@9``      outer steps: one compressor, or ``dense``, compresses an exchange after every ten
                                 steps. With a range of CFs, the controller ``goodput`` chooses a CF. Settings are
                                 those of ``adaptive``
-``torchft-diloco``              torchft's ``DiLoCo``, dense; with settings:
-                                ``torchft-diloco(every=10, rate=1, momentum=0)``
-``torchft-localsgd``            torchft's ``LocalSGD``, dense; its only setting is ``every``
 ``matched:`` an adaptive method the candidates (ways to run steps) that the controller chose in that method's run, each
                                 for as many steps as in that run, in random order
 =============================== ================================================================================
@@ -34,9 +32,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -45,7 +41,7 @@ from pydantic import Field
 
 from gravac import AdaptiveCompressor, Static
 from gravac.attaching import refuse_unequal_ranks
-from gravac.candidate import DENSE, Candidate, Mode, Span
+from gravac.candidate import Span
 from gravac.compressors import Compressor, dense, ladder
 from gravac.lab.training.expression import compressor, controller, settings
 from gravac.modes.outer.sgd import OuterSGD
@@ -53,10 +49,10 @@ from gravac.policy import OuterSettings, Policy
 from gravac.settings import Settings, SettingsError, short_repr
 
 LADDER_CF_RANGE = (2.0, 1000.0)
-"""Lowest and highest CF for ``adaptive`` with the ladder, and for ``outer`` methods, if the text has no range."""
+"""Lowest and highest compression factor of the ladder for methods with a controller, if the text has no range."""
 
 DEFAULT_CF_RANGE = (10.0, 1000.0)
-"""Lowest and highest compression factor for methods such as ``gravac:topk`` or ``adaptive:topk``, without range."""
+"""Lowest and highest compression factor of other compressors, such as in ``gravac:topk``, if the text has no range."""
 
 DEFAULT_OUTER_EVERY = (1, 100)
 """Lowest and highest number of steps from one exchange to the next, for ``outer`` methods without ``every=``."""
@@ -67,12 +63,15 @@ TORCH_DENSE_METHODS = {"fp32": (1.0, "float32"), "fp16": (2.0, "float16"), "bf16
 MATCHED_PREFIX = "matched:"
 """Prefix of methods that run the candidates of an adaptive method's run again, in random order."""
 
-_POWERSGD = re.compile(r"torch-powersgd\((\d+)\)")
-_CONTROLLER = re.compile(r"(?P<controller>\w+(?:\([^:]*\))?):(?P<base>[^@]+)(?:@(?P<low>[\d.]+)-(?P<high>[\d.]+))?")
-_STATIC = re.compile(r"(?P<base>[^@:]+)(?:@(?P<cf>[\d.]+))?")
-_ADAPTIVE = re.compile(r"adaptive(?P<settings>\([^:]*\))?(?::(?P<base>[^@]+)(?:@(?P<low>[\d.]+)-(?P<high>[\d.]+))?)?")
-_OUTER = re.compile(r"outer(?P<settings>\([^:]*\))?:(?P<base>[^@]+)(?:@(?P<low>[\d.]+)(?:-(?P<high>[\d.]+))?)?")
-_TORCHFT = re.compile(r"torchft-(?P<name>diloco|localsgd)(?P<settings>\(.*\))?")
+POWERSGD_PREFIX = "torch-powersgd("
+"""Beginning of the method that is torch's PowerSGD; a rank and a closing parenthesis follow."""
+
+UNREADABLE = (
+    f"cannot be read; use {', '.join(TORCH_DENSE_METHODS)}, torch-powersgd(4), a compressor at a CF such as topk@10 or "
+    "quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a compressor such as gravac:topk@10-1000, "
+    "outer steps such as outer(every=10):quantize(2), or matched:outer:ladder"
+)
+"""End of the error message for a text that names no method."""
 
 
 class OuterSgdSettings(Settings):
@@ -142,29 +141,6 @@ HOOK_ONLY = ModeSettings(native=False)
 """Modes of methods with one compressor at one CF: gravac's communication hook averages gradients in every step."""
 
 
-class LocalSgdSettings(Settings):
-    """Settings of torchft's ``LocalSGD``.
-
-    Attributes:
-        every: number of steps from one exchange of weights to the next.
-    """
-
-    every: int = Field(default=10, ge=1)
-
-
-class DilocoSettings(LocalSgdSettings):
-    """Settings of torchft's ``DiLoCo``; the defaults of ``rate`` and ``momentum`` are those of the DiLoCo paper.
-
-    Attributes:
-        every: number of steps from one exchange of pseudo-gradients to the next.
-        rate: learning rate of the outer SGD, which applies the averaged pseudo-gradients.
-        momentum: momentum of the outer SGD, Nesterov's if not 0.
-    """
-
-    rate: float = Field(default=0.7, gt=0, allow_inf_nan=False)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-
-
 @dataclass(frozen=True)
 class Method:
     """A method of exchanging gradients, such as ``fp32`` or ``topk@10``; ``Method.parse`` makes one from its text.
@@ -173,14 +149,12 @@ class Method:
         text: text of the method, as in the table at the start of ``gravac.lab.training.methods``.
         torch_format: ``"fp32"``, ``"fp16"`` or ``"bf16"`` for dense methods of torch; ``None`` for other methods.
         powersgd_rank: rank of torch's PowerSGD; ``None`` for other methods.
-        base: compressor of gravac; ``None`` for methods of torch and torchft.
-        cf: fixed compression factor of ``base``; ``None`` if a controller chooses the factor, and for methods of torch
-            and torchft.
+        base: compressor of gravac; ``None`` for methods of torch.
+        cf: fixed compression factor of ``base``; ``None`` if a controller chooses the factor, and for methods of torch.
         controller: name of the controller, or a controller object if the text gives settings; ``None`` for methods
             without a controller.
         cf_range: lowest and highest compression factor that the controller may choose; ignored without a controller.
         modes: settings of the modes (native, hook, outer) in which gravac may run steps.
-        torchft: settings of a method of torchft; ``None`` for other methods.
         matched_to: text of the adaptive method whose candidates this method runs again in random order; ``None`` for
             other methods.
 
@@ -200,7 +174,6 @@ class Method:
     controller: Any = None
     cf_range: tuple[float, float] = DEFAULT_CF_RANGE
     modes: ModeSettings = HOOK_ONLY
-    torchft: LocalSgdSettings | None = None
     matched_to: str | None = None
 
     @property
@@ -210,34 +183,18 @@ class Method:
 
     @property
     def uses_gravac(self) -> bool:
-        """True if one of gravac's compressors exchanges the gradients, False for methods of torch and torchft."""
+        """True if one of gravac's compressors exchanges the gradients, False for methods of torch."""
         return self.base is not None
 
     @property
-    def has_constant_step_time(self) -> bool:
-        """True if time to accuracy on a link may be computed as steps to the target x seconds of a step on the link.
-
-        This holds if the number of steps does not depend on the link, and all steps take about equally long. Methods
-        with a controller or with local steps do not fulfil that.
-        """
-        return not self.adaptive and not self.has_local_steps
-
-    @property
     def has_local_steps(self) -> bool:
-        """True if ranks may train several steps between two exchanges (local SGD, DiLoCo, outer steps)."""
-        return self.modes.every != (1, 1) or self.torchft is not None
-
-    @property
-    def missing_package_message(self) -> str | None:
-        """Error message if the method needs a package that is not installed; otherwise ``None``."""
-        if self.torchft is None or importlib.util.find_spec("torchft") is not None:
-            return None
-        return f"method: {self.text!r} needs torchft; pip install 'gravac[torchft]'"
+        """True if ranks may train several steps between two exchanges, in outer steps (local SGD, DiLoCo)."""
+        return self.modes.every != (1, 1)
 
     @property
     def mesh_error_message(self) -> str | None:
         """Error message if the method cannot train a model in shards on a mesh; ``None`` if the method can."""
-        if self.torchft is not None or self.powersgd_rank is not None:
+        if self.powersgd_rank is not None:
             return (
                 f"method: {self.text!r} cannot train a model in shards; on a mesh use {', '.join(TORCH_DENSE_METHODS)} "
                 "(torch's own HSDP), a compressor at a CF such as quantize(4), or adaptive"
@@ -258,84 +215,56 @@ class Method:
         text = text.strip()
         if text in TORCH_DENSE_METHODS:
             return cls(text, torch_format=text)
-        if match := _POWERSGD.fullmatch(text):
-            if int(match[1]) < 1:
-                raise ValueError(f"method: {text!r}: the rank must be at least 1; use torch-powersgd(4)")
-            return cls(text, powersgd_rank=int(match[1]))
         if text.startswith(MATCHED_PREFIX):
             return cls._parse_matched(text, cls.parse(text.removeprefix(MATCHED_PREFIX)))
         try:
-            if match := _TORCHFT.fullmatch(text):
-                settings_class = DilocoSettings if match["name"] == "diloco" else LocalSgdSettings
-                return cls(text, torchft=settings_class(**settings(match["settings"] or "()")))
-            if match := _ADAPTIVE.fullmatch(text):
-                return cls._parse_adaptive(text, match)
-            if match := _OUTER.fullmatch(text):
-                return cls._parse_outer(text, compressor(match["base"]), match)
-            if match := _CONTROLLER.fullmatch(text):
-                cf_range = (float(match["low"]), float(match["high"])) if match["low"] else DEFAULT_CF_RANGE
-                selected_controller = controller(match["controller"])
-                base = compressor(match["base"])
-                method = cls(text, base=base, controller=selected_controller, cf_range=cf_range, modes=ModeSettings())
-                method.make()  # raises an error for a range that the compressor does not support
-                return method
-            if match := _STATIC.fullmatch(text):
-                base = compressor(match["base"])
-                cf = float(match["cf"]) if match["cf"] else _only_cf(base)
-                method = cls(text, base=base, cf=cf)
-                method.make()
-                return method
+            if text.startswith(POWERSGD_PREFIX) and text.endswith(")"):
+                rank_text = text[len(POWERSGD_PREFIX) : -1]
+                if not rank_text.isdecimal() or int(rank_text) < 1:
+                    raise ValueError("the rank must be at least 1; use torch-powersgd(4)")
+                return cls(text, powersgd_rank=int(rank_text))
+            method = cls._parse_gravac(text)
+            method.make()  # raises an error for CFs that the compressor does not support
+            return method
         except (ValueError, TypeError, SyntaxError) as error:
             raise ValueError(f"method: {text!r}: {error}") from None
-        raise ValueError(
-            f"method: {text!r} cannot be read; use {', '.join(TORCH_DENSE_METHODS)}, torch-powersgd(4), a compressor "
-            "at a CF such as topk@10 or quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a "
-            "compressor such as gravac:topk@10-1000, outer steps such as outer(every=10):quantize(2), torchft-diloco, "
-            "torchft-localsgd, or matched:outer:ladder"
-        )
 
     @classmethod
-    def _parse_adaptive(cls, text: str, match: re.Match[str]) -> Method:
-        """Return the method for a text that begins with ``adaptive``.
+    def _parse_gravac(cls, text: str) -> Method:
+        """Return the method of gravac for a text ``[WAY:]COMPRESSOR[@CF or @LOWEST-HIGHEST]``, or ``adaptive``.
 
-        Args:
-            text: text of the method.
-            match: match of ``_ADAPTIVE`` with the text.
+        ``WAY`` is ``adaptive``, ``outer`` or the name of a controller, with or without settings in parentheses.
         """
-        setting_by_name = settings(match["settings"] or "()")
-        selected_controller = controller(str(setting_by_name.pop("controller", "goodput")))
-        base = ladder if match["base"] is None else compressor(match["base"])
-        default_cf_range = LADDER_CF_RANGE if base.name == ladder.name else DEFAULT_CF_RANGE
-        cf_range = (float(match["low"]), float(match["high"])) if match["low"] else default_cf_range
-        modes = ModeSettings.from_settings(setting_by_name, (1, 1))
-        method = cls(text, base=base, controller=selected_controller, cf_range=cf_range, modes=modes)
-        method.make()
-        return method
-
-    @classmethod
-    def _parse_outer(cls, text: str, base: Compressor, match: re.Match[str]) -> Method:
-        """Return the method for a text that begins with ``outer``.
-
-        Args:
-            text: text of the method.
-            base: compressor that the text names.
-            match: match of ``_OUTER`` with the text.
-        """
-        modes = ModeSettings.from_settings(settings(match["settings"] or "()"), DEFAULT_OUTER_EVERY)
-        has_cf_range = match["high"] is not None or (modes.chooses_every and match["low"] is None)
-        if modes.chooses_every and not has_cf_range:
-            raise ValueError(
-                f"every: in {text!r}, a range of steps needs a range of CFs, too; write @2-1000, or a single "
-                "number such as every=10"
-            )
-        if has_cf_range:
-            cf_range = (float(match["low"]), float(match["high"])) if match["low"] else LADDER_CF_RANGE
-            method = cls(text, base=base, controller="goodput", cf_range=cf_range, modes=modes)
+        way_and_compressor, at, cfs_text = text.partition("@")
+        way, colon, compressor_text = way_and_compressor.partition(":")
+        name = way.partition("(")[0]
+        cfs = _cfs_of(cfs_text) if at else ()
+        if not colon and (at or name != "adaptive"):
+            if len(cfs) > 1:
+                raise ValueError(UNREADABLE)
+            base = compressor(way)
+            return cls(text, base=base, cf=cfs[0] if cfs else _only_cf(base))
+        base = compressor(compressor_text) if colon else ladder
+        selected_controller: Any
+        if name == "adaptive":
+            setting_by_name = settings(way)
+            selected_controller = controller(str(setting_by_name.pop("controller", "goodput")))
+            modes = ModeSettings.from_settings(setting_by_name, (1, 1))
+        elif name == "outer":
+            selected_controller, modes = "goodput", ModeSettings.from_settings(settings(way), DEFAULT_OUTER_EVERY)
         else:
-            modes = replace(modes, native=False)
-            method = cls(text, base=base, cf=float(match["low"]) if match["low"] else _only_cf(base), modes=modes)
-        method.make()
-        return method
+            selected_controller, modes = controller(way), ModeSettings()
+        if len(cfs) == 1 and modes.chooses_every:
+            raise ValueError(
+                "every: a range of steps needs a range of CFs, too; write @2-1000, or a single number such as every=10"
+            )
+        if name == "outer" and len(cfs) < 2 and not modes.chooses_every:
+            cf = cfs[0] if cfs else _only_cf(base)
+            return cls(text, base=base, cf=cf, modes=replace(modes, native=False))
+        if len(cfs) == 1:
+            raise ValueError(UNREADABLE)
+        cf_range = (cfs[0], cfs[1]) if cfs else LADDER_CF_RANGE if base.name == ladder.name else DEFAULT_CF_RANGE
+        return cls(text, base=base, controller=selected_controller, cf_range=cf_range, modes=modes)
 
     @classmethod
     def _parse_matched(cls, text: str, adaptive_method: Method) -> Method:
@@ -360,7 +289,7 @@ class Method:
         """Keyword arguments with which ``AdaptiveCompressor`` runs the method: compressor, CFs, controller and modes.
 
         Raises:
-            ValueError: the method is torch's PowerSGD or a method of torchft, which gravac cannot run.
+            ValueError: the method is torch's PowerSGD, which gravac cannot run.
         """
         modes = self.modes.arguments
         if self.torch_format:
@@ -387,58 +316,25 @@ class Method:
             run_settings: further arguments of ``AdaptiveCompressor``, such as ``log_dir`` and ``pace``.
 
         Raises:
-            ValueError: a setting is wrong, or gravac cannot run the method (torch's PowerSGD, torchft).
+            ValueError: a setting is wrong, or gravac cannot run the method (torch's PowerSGD).
         """
         paced_settings = {"native": False} if run_settings.get("pace") is not None else {}
         return AdaptiveCompressor(**{**self.arguments, **run_settings, **paced_settings})
 
 
-def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = "hook") -> str:
-    """Return a description of the compression in a step, such as ``low rank 16`` or ``native float16``.
+def _cfs_of(text: str) -> tuple[float, ...]:
+    """Return one compression factor, or the lowest and the highest, from a text such as ``10`` or ``10-1000``.
 
-    Args:
-        method: text of the method, as in the module's table.
-        compressor_name: name of the compressor that runs: ``dense``, or the name of the method's compressor.
-        cf: compression factor at which the compressor runs.
-        mode: mode of the step: ``native``, ``hook`` or ``outer``.
-
-    Example:
-        >>> compression_name("adaptive", "dense", 2.0, "native"), compression_name("bf16", "dense", 2.0, "native")
-        ('native float16', 'native bfloat16')
-        >>> compression_name("adaptive", "ladder", 32.0), compression_name("adaptive", "dense", 2.0)
-        ('low rank 16', 'dense in 16 bit')
+    Raises:
+        ValueError: the text is no number, and no two numbers.
     """
-    if mode == "native":
-        return (
-            f"native {TORCH_DENSE_METHODS[method][1]}"
-            if method in TORCH_DENSE_METHODS
-            else str(Candidate(mode, compressor_name, cf))
-        )
-    if compressor_name == DENSE:
-        return "dense in 16 bit" if cf == 2 else "dense float32"
     try:
-        base = Method.parse(method).base
-    except ValueError:  # a method of another version of the lab
-        base = None
-    return base.method_at(cf) if base is not None and base.name == compressor_name else f"{compressor_name} {cf:.4g}x"
-
-
-def compression_name_at_cf(method: str, cf: float, mode: Mode = "hook") -> str:
-    """Return a description of the compression in a step, if only the compression factor (CF) is known.
-
-    At CF 1 and 2 the gradients count as dense; at other CFs the method's compressor runs.
-
-    Args:
-        method: text of the method, as in the module's table.
-        cf: compression factor.
-        mode: mode of the step: ``native``, ``hook`` or ``outer``.
-
-    Example:
-        >>> compression_name_at_cf("goodput:ladder@2-1000", 32.0), compression_name_at_cf("fp32", 1.0)
-        ('low rank 16', 'dense float32')
-    """
-    base = Method.parse(method).base
-    return compression_name(method, DENSE if cf in (1.0, 2.0) or base is None else base.name, cf, mode)
+        cfs = tuple(float(cf) for cf in text.split("-"))
+    except ValueError:
+        cfs = ()
+    if not 1 <= len(cfs) <= 2:
+        raise ValueError(UNREADABLE)
+    return cfs
 
 
 def _only_cf(base: Compressor) -> float:

@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gravac.candidate import Candidate
 from gravac.lab.training.shuffled import RunChoice
-
-ALONE = "alone"
-"""``Leg.method`` if rank 0 trains without DDP while all other ranks wait, to measure the speed of one worker."""
 
 WARM_UP_STEPS = 3
 """Number of first steps of a leg, which medians leave out because they set up connections, buckets and caches."""
@@ -26,8 +24,7 @@ class Leg:
     """The training of a fresh model with one method, until one of its limits or its target is reached.
 
     Attributes:
-        method: text of the method of exchanging gradients, see ``gravac.lab.training.methods``; or ``ALONE``, if rank 0
-            trains without DDP.
+        method: text of the method of exchanging gradients, see ``gravac.lab.training.methods``.
         label: name of the leg's log folder, also printed in error messages.
         seconds: maximum seconds of training; ``None``: no limit.
         steps: maximum number of steps; ``None``: no limit.
@@ -101,14 +98,14 @@ class SessionSpec:
         return cls(**{**fields, "legs": tuple(_leg_from_json(**leg) for leg in fields["legs"])})
 
 
-def _leg_from_json(choices: list[list[Any]], **fields: Any) -> Leg:
+def _leg_from_json(choices: list[tuple[dict[str, Any], int]], **fields: Any) -> Leg:
     """Return the leg that JSON describes.
 
     Args:
-        choices: fields of each ``RunChoice``, as a list.
+        choices: fields of the candidate, and number of rounds, of each ``RunChoice``.
         fields: all other fields of ``Leg``.
     """
-    return Leg(choices=tuple(RunChoice._make(choice_fields) for choice_fields in choices), **fields)
+    return Leg(choices=tuple(RunChoice(Candidate(**candidate), rounds) for candidate, rounds in choices), **fields)
 
 
 def log_folder(spec: SessionSpec, leg: Leg) -> Path | None:

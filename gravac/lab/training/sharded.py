@@ -85,11 +85,6 @@ class TorchShardedExchange(Exchange):
         """False: torch waits for the exchange in the middle of backward, where the lab's clock cannot time the wait."""
         return False
 
-    @property
-    def cf(self) -> float | None:
-        """Compression factor: 1 for float32, 2 for 16 bit."""
-        return self._cf
-
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the bytes that this rank sent to other replicas in ``steps`` steps, by the formula of ring all-reduce.
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Times the phases of a training step in the same way for methods of gravac, torch and torchft."""
+"""Times the phases of a training step in the same way for methods of gravac and torch."""
 
 from __future__ import annotations
 
@@ -65,16 +65,17 @@ class TrainingClock:
         """Record that ``loss.backward()`` has returned now."""
         self._backward_return_time = time.perf_counter()
 
-    def end_step(self, exposed_seconds_of: Callable[[float], float] | None = None) -> StepTimes:
+    def end_step(self, exposed_seconds_of: Callable[[float], float]) -> StepTimes:
         """Return the seconds of the step and of its phases; called at the end of the step.
 
         Args:
             exposed_seconds_of: function that takes the seconds from the computation of the last gradient to the return
-                of backward, and returns ``StepTimes.exposed_s``. ``None``: these seconds are ``StepTimes.exposed_s``.
+                of backward, and returns ``StepTimes.exposed_s``.
         """
         end_time = time.perf_counter()
-        exposed_s = max(0.0, self._backward_return_time - (self._gradients_ready_time or self._backward_return_time))
-        exposed_s = exposed_s if exposed_seconds_of is None else exposed_seconds_of(exposed_s)
+        exposed_s = exposed_seconds_of(
+            max(0.0, self._backward_return_time - (self._gradients_ready_time or self._backward_return_time))
+        )
         input_wait_s = self._inputs_ready_time - self._step_begin_time
         step_s = end_time - self._step_begin_time
         return StepTimes(step_s, input_wait_s, step_s - input_wait_s - exposed_s, exposed_s)

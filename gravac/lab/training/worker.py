@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -41,10 +41,10 @@ from gravac.lab.tasks.base import Score
 from gravac.lab.training.attach import attach
 from gravac.lab.training.exchange import Exchange
 from gravac.lab.training.methods import Method
-from gravac.lab.training.session import ALONE, WARM_UP_STEPS, Leg, SessionSpec, log_folder
+from gravac.lab.training.session import WARM_UP_STEPS, Leg, SessionSpec, log_folder
 from gravac.lab.training.sharded import device_mesh, reduce_dtype, shard
 from gravac.lab.training.step_clock import StepTimes, TrainingClock
-from gravac.lab.training.worker_report import WorkerReport, decisions_as_json, mode_changes_as_json
+from gravac.lab.training.worker_report import WorkerReport, decisions_as_json
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Name of the environment variable that tells gloo which network interface to use."""
@@ -77,8 +77,6 @@ class _ProcessGroups:
 def train(spec: SessionSpec, leg_index: int, rank: int, groups: _ProcessGroups) -> None:
     """Train one leg until a limit of steps or seconds, or the leg's target, is reached; called on all ranks.
 
-    If the leg's method is ``ALONE``, rank 0 trains without DDP, and the other ranks only wait until rank 0 has ended.
-
     Args:
         spec: specification of the session.
         leg_index: index of the leg in ``spec.legs``.
@@ -86,21 +84,17 @@ def train(spec: SessionSpec, leg_index: int, rank: int, groups: _ProcessGroups) 
         groups: process groups of the session.
     """
     leg = spec.legs[leg_index]
-    trains_alone = leg.method == ALONE
-    if rank == 0 or not trains_alone:
-        with ExitStack() as stack:
-            training = _Training(spec, leg_index, rank, groups, stack)
-            if leg.evaluates:
-                training.evaluate()
-            resource_use = _ResourceUse(spec)
-            command = CONTINUE
-            while command != STOP:
-                command = training.step()
-                if leg.evaluates and training.evaluate_if_due(command):
-                    command = STOP  # on all ranks, since all have the same metric
-            training.report_results(resource_use)
-    if trains_alone:
-        dist.barrier(group=groups.control_group)
+    with ExitStack() as stack:
+        training = _Training(spec, leg_index, rank, groups, stack)
+        if leg.evaluates:
+            training.evaluate()
+        resource_use = _ResourceUse(spec)
+        command = CONTINUE
+        while command != STOP:
+            command = training.step()
+            if leg.evaluates and training.evaluate_if_due(command):
+                command = STOP  # on all ranks, since all have the same metric
+        training.report_results(resource_use)
 
 
 class _Training:
@@ -116,9 +110,7 @@ class _Training:
 
     def __init__(self, spec: SessionSpec, leg_index: int, rank: int, groups: _ProcessGroups, stack: ExitStack) -> None:
         self.spec, self.leg, self.rank, self.control_group = spec, spec.legs[leg_index], rank, groups.control_group
-        trains_alone = self.leg.method == ALONE
-        self.workers = 1 if trains_alone else spec.workers
-        self.mesh = None if trains_alone else _mesh_of(spec)
+        self.workers, self.mesh = spec.workers, _mesh_of(spec)
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
         self.evaluation_model = copy.deepcopy(self.model)  # loads a postponed state, to evaluate it
@@ -135,26 +127,23 @@ class _Training:
         self.step_times: list[StepTimes] = []
         self.end_seconds = [0.0]  # seconds of training at the end of each step, after a 0 for the start of training
         self.clock = TrainingClock()
-        self.commands = _StepCommands(self.leg, self.control_group, trains_alone)
+        self.commands = _StepCommands(self.leg, self.control_group)
         self.report = WorkerReport(spec, leg_index, rank)
         stack.callback(self.report.close)
-        self.exchange: Exchange | None = None
-        if not trains_alone:
-            self._attach(stack)
+        self.exchange = self._attach(stack)
         self.report.write_event(
             "start",
             parameters=self.parameter_count,
             samples_per_step=self.samples_per_step,
-            batch_size=self.task.batch_size,
         )
 
-    def _attach(self, stack: ExitStack) -> None:
-        """Attach the leg's method to the model, and wait until all ranks have done that.
+    def _attach(self, stack: ExitStack) -> Exchange:
+        """Attach the leg's method to the model, wait until all ranks have done that, and return the attached method.
 
         Args:
             stack: stack to which this function adds the method's ``close``.
         """
-        self.exchange = attach(
+        exchange = attach(
             Method.parse(self.leg.method),
             self.model,
             self.optimizer,
@@ -164,8 +153,9 @@ class _Training:
             pace=self.spec.pace,
             choices=self.leg.choices,
         )
-        stack.callback(self.exchange.close)
+        stack.callback(exchange.close)
         dist.barrier(group=self.control_group)
+        return exchange
 
     def step(self) -> int:
         """Train one step; return rank 0's command for what follows: ``CONTINUE``, ``EVALUATE`` or ``STOP``."""
@@ -177,17 +167,17 @@ class _Training:
         self.optimizer.zero_grad()
         batch = self.task.batch(step, self.rank)
         self.clock.mark_inputs_ready()
-        loss = self.task.loss(self.exchange.module if self.exchange else self.model, batch)
+        loss = self.task.loss(self.exchange.module, batch)
         self.clock.watch_backward(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         self.clock.mark_backward_return()
         self.optimizer.step()
         command = self.commands.receive()
-        if self.exchange and command == STOP:
+        if command == STOP:
             self.exchange.exchange_remainder()
-        elif self.exchange and command == EVALUATE:
+        elif command == EVALUATE:
             self._postpone(step + 1) if self.exchange.in_flight else self.exchange.wait_for_exchanges()
-        self.step_times.append(self.clock.end_step(self.exchange.exposed_seconds if self.exchange else None))
+        self.step_times.append(self.clock.end_step(self.exchange.exposed_seconds))
         self.end_seconds.append(self.end_seconds[-1] + self.step_times[-1].seconds)
         self.report.report_step(
             step + 1, self.end_seconds[-1], float(loss.detach()), self.exchange, self.samples_per_step
@@ -203,7 +193,6 @@ class _Training:
         Args:
             steps: number of steps trained so far.
         """
-        assert self.exchange is not None
         if len(self.postponed_states) == MAX_POSTPONED:
             self.exchange.wait_for_exchanges()
         self.postponed_states.append((steps, self.exchange.shared_state()))
@@ -222,7 +211,7 @@ class _Training:
         Returns:
             True if an evaluated copy or the model itself reached the leg's target.
         """
-        in_flight = self.exchange is not None and self.exchange.in_flight and command != STOP
+        in_flight = self.exchange.in_flight and command != STOP
         if command == EVALUATE:
             self.commands.note_evaluation(len(self.step_times), self.end_seconds[-1])
         if in_flight and len(self.postponed_states) <= MAX_POSTPONED:
@@ -247,7 +236,7 @@ class _Training:
             self.evaluation_model.load_state_dict(state)
             if self._evaluate_and_report(steps, self.evaluation_model):
                 return True
-        with self.exchange.shared_weights() if self.exchange else nullcontext():
+        with self.exchange.shared_weights():
             return with_current_model and self._evaluate_and_report(len(self.step_times), self.model)
 
     def _evaluate_and_report(self, steps: int, model: torch.nn.Module) -> bool:
@@ -272,8 +261,7 @@ class _Training:
             portion_index, portion_count = self.mesh.replica_of(self.rank), self.mesh.replicas
         score = self.task.validate(model, portion_index, portion_count)
         score_sums = torch.tensor([score.total, score.count], dtype=torch.float64)
-        if self.workers > 1:
-            dist.all_reduce(score_sums, group=self.control_group)
+        dist.all_reduce(score_sums, group=self.control_group)
         return self.task.metric.compute(Score(float(score_sums[0]), int(score_sums[1])))
 
     def _mean_interface_bytes(self, summed_interface_bytes: float) -> int:
@@ -293,27 +281,24 @@ class _Training:
             resource_use: processor time and network bytes of this rank, which an all-reduce adds over the ranks.
         """
         usage_sums = resource_use.totals()
-        if self.leg.method != ALONE:
-            dist.all_reduce(usage_sums, group=self.control_group)
+        dist.all_reduce(usage_sums, group=self.control_group)
         cpu_seconds, summed_interface_bytes = usage_sums.tolist()
         exchange = self.exchange
         counted_times = self.step_times[WARM_UP_STEPS:] or self.step_times
-        if exchange and exchange.every is not None:  # a mean over steps must cover whole rounds, so no step is left out
+        if exchange.every is not None:  # a mean over steps must cover whole rounds, so no step is left out
             counted_times = self.step_times
         self.report.write_event(
             "end",
             step=len(self.step_times),
             seconds=self.end_seconds[-1],
             step_s=_averaging_function(exchange)(times.seconds for times in counted_times),
-            steps_s=[round(times.seconds, 6) for times in counted_times],
             cpu_seconds=cpu_seconds,
-            wire_bytes=exchange.wire_bytes(len(self.step_times), self.workers) if exchange else 0,
+            wire_bytes=exchange.wire_bytes(len(self.step_times), self.workers),
             interface_bytes=self._mean_interface_bytes(summed_interface_bytes) if self.spec.counted_interface else None,
-            gain=exchange.mean_gain() if exchange else None,
+            gain=exchange.mean_gain(),
             every=_mean_every(len(self.step_times), exchange),
-            turns=decisions_as_json(exchange, self.end_seconds) if exchange else [],
-            changes=mode_changes_as_json(exchange, self.end_seconds) if exchange else [],
-            split=_phase_seconds(counted_times, exchange) if exchange is None or exchange.knows_exposed_time else None,
+            turns=decisions_as_json(exchange, self.end_seconds),
+            split=_phase_seconds(counted_times, exchange) if exchange.knows_exposed_time else None,
         )
         spec = self.spec
         mesh_setting = {} if spec.mesh is None else {"mesh": spec.mesh}
@@ -334,13 +319,11 @@ class _StepCommands:
     Args:
         leg: leg to train, with its limits and the steps or seconds between evaluations.
         control_group: process group for the commands.
-        trains_alone: whether rank 0 trains alone; if so, no command is broadcast.
     """
 
-    def __init__(self, leg: Leg, control_group: dist.ProcessGroup, trains_alone: bool) -> None:
+    def __init__(self, leg: Leg, control_group: dist.ProcessGroup) -> None:
         self._leg = leg
         self._control_group = control_group
-        self._trains_alone = trains_alone
         self._latest_evaluation = (0, 0.0)
 
     def note_evaluation(self, steps: int, seconds: float) -> None:
@@ -371,16 +354,11 @@ class _StepCommands:
         ):
             command = EVALUATE
         self._command_tensor = torch.tensor([command])
-        self._broadcast_work = (
-            None
-            if self._trains_alone
-            else dist.broadcast(self._command_tensor, 0, group=self._control_group, async_op=True)
-        )
+        self._broadcast_work = dist.broadcast(self._command_tensor, 0, group=self._control_group, async_op=True)
 
     def receive(self) -> int:
         """Wait for the broadcast that ``send`` started; return rank 0's command."""
-        if self._broadcast_work is not None:
-            self._broadcast_work.wait()
+        self._broadcast_work.wait()
         return int(self._command_tensor)
 
 
@@ -404,32 +382,32 @@ def _is_reached(number: float, limit: float | None) -> bool:
     return limit is not None and number >= limit
 
 
-def _mean_every(steps: int, exchange: Exchange | None) -> float | None:
+def _mean_every(steps: int, exchange: Exchange) -> float | None:
     """Return the mean number of steps from one exchange to the next; ``None`` if the method exchanges in every step.
 
     Args:
         steps: number of steps of the leg.
-        exchange: method of exchanging gradients, attached to the model; ``None`` if rank 0 trains alone.
+        exchange: method of exchanging gradients, attached to the model.
     """
-    exchanges = exchange.exchange_count() if exchange else None
+    exchanges = exchange.exchange_count()
     return None if exchanges is None else steps / max(1, exchanges)
 
 
-def _averaging_function(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
+def _averaging_function(exchange: Exchange) -> Callable[[Iterable[float]], float]:
     """Return the function that averages the times of steps: the median, or the mean for methods with local steps.
 
     The function takes the seconds of each step and returns their average, seconds.
     """
-    return statistics.median if exchange is None or exchange.every is None else statistics.fmean
+    return statistics.median if exchange.every is None else statistics.fmean
 
 
-def _phase_seconds(step_times: list[StepTimes], exchange: Exchange | None) -> dict[str, float | None]:
+def _phase_seconds(step_times: list[StepTimes], exchange: Exchange) -> dict[str, float | None]:
     """Return the seconds of each phase of a typical step on this rank, by the phase's name.
 
     The names are the fields of ``gravac.lab.tta.record.Split``. The seconds are medians over steps, or means for
     methods with local steps; ``None`` if not known.
     """
-    compress_s, exchange_s = exchange.phase_seconds() if exchange else (None, None)
+    compress_s, exchange_s = exchange.phase_seconds()
     average = _averaging_function(exchange)
     return {
         "compute": average(times.compute_s for times in step_times),

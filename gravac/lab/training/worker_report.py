@@ -55,7 +55,7 @@ class WorkerReport:
             self._events_file.flush()
 
     def report_step(
-        self, step: int, training_seconds: float, loss: float, exchange: Exchange | None, samples_per_step: int
+        self, step: int, training_seconds: float, loss: float, exchange: Exchange, samples_per_step: int
     ) -> None:
         """Write a step's loss for TensorBoard, and a JSON line at most every ``REPORT_INTERVAL_S`` seconds.
 
@@ -63,18 +63,21 @@ class WorkerReport:
             step: number of steps trained so far.
             training_seconds: seconds of training so far.
             loss: training loss of the step.
-            exchange: method of exchanging gradients, attached to the model; ``None`` if rank 0 trains alone.
+            exchange: method of exchanging gradients, attached to the model.
             samples_per_step: number of samples of a step, over all ranks.
         """
         if self._summary_writer:
             self._summary_writer.add_scalar("loss/training", loss, step)
         if self._events_file and time.monotonic() - self._previous_step_line_time >= REPORT_INTERVAL_S:
             self._previous_step_line_time = time.monotonic()
-            field_names = ("mode", "cf", "gain", "every")
-            method_fields = {name: getattr(exchange, name) if exchange else None for name in field_names}
-            samples_per_s = step * samples_per_step / training_seconds
             self.write_event(
-                "step", step=step, seconds=training_seconds, loss=loss, samples_per_s=samples_per_s, **method_fields
+                "step",
+                step=step,
+                seconds=training_seconds,
+                loss=loss,
+                samples_per_s=step * samples_per_step / training_seconds,
+                gain=exchange.gain,
+                running=exchange.running,
             )
 
     def report_evaluation(self, step: int, training_seconds: float, metric: float) -> None:
@@ -133,33 +136,11 @@ def decisions_as_json(exchange: Exchange, end_seconds: list[float]) -> list[dict
             "every": decision.every,
             "delay": decision.delay,
             "mode": decision.mode,
+            "sends": decision.sends,
             "changed": decision.changed,
-            "gain": decision.gain if math.isfinite(decision.gain) else None,
+            "gain": decision.gain if decision.gain is not None and math.isfinite(decision.gain) else None,
             "t_system": decision.t_system,
             "reason": decision.reason,
         }
         for decision in exchange.decisions()
-    ]
-
-
-def mode_changes_as_json(exchange: Exchange, end_seconds: list[float]) -> list[dict[str, Any]]:
-    """Return a dict of JSON types for each change of mode (``native``, ``hook`` or ``outer``), in order.
-
-    ``at_seconds`` says when the mode changed, in seconds of training. ``seconds`` and ``wire_bytes`` say how long the
-    change took on this rank, and how many bytes this rank sent for the change.
-
-    Args:
-        exchange: method of exchanging gradients, attached to the model.
-        end_seconds: seconds of training at the end of each step, after a 0 for the start of training.
-    """
-    return [
-        {
-            "step": change.step,
-            "at_seconds": end_seconds[min(change.step, len(end_seconds) - 1)],
-            "before": change.before,
-            "after": change.after,
-            "seconds": change.seconds,
-            "wire_bytes": change.wire_bytes,
-        }
-        for change in exchange.mode_changes()
     ]

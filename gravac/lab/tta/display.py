@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the progress of ``gravac bench tta``, the remaining time, and a table of the results. Needs rich."""
+"""Prints the progress of ``gravac bench tta`` and a table of the results, and writes CSV and plots.
+
+Needs rich and matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from rich.table import Table
 from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay, wide_console
 from gravac.lab.links.link import PACED
 from gravac.lab.links.network import emulation_obstacle
-from gravac.lab.training.methods import compression_name_at_cf
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.matrix import RunMatrix
-from gravac.lab.tta.record import TrainingRecord
+from gravac.lab.tta.plot import draw_losses, draw_times
+from gravac.lab.tta.record import TrainingRecord, write_csv
 from gravac.lab.tta.runner import run_matrix
 
 
@@ -69,7 +72,7 @@ class TtaLive(ProgressDisplay):
         if other_codes := [commit for commit in existing_codes if commit != code]:
             self._print(
                 f"The result file holds runs of other code ({', '.join(other_codes)}; this is {code}): new runs are "
-                "added to the file; use --mixed to show runs of several commits in one table"
+                "added to the file, and table and plots show both"
             )
 
     def show_start(self, cell_text: str, leg: Leg) -> None:
@@ -94,13 +97,10 @@ class TtaLive(ProgressDisplay):
         elif event["event"] == "evaluation":
             self._metric_text = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
-            compression_text = (
-                "" if event["cf"] is None else f"  {compression_name_at_cf(leg.method, event['cf'], event['mode'])}"
-            )
-            compression_text += f" every {event['every']} steps" if event.get("every") else ""
+            running_text = f"  {event['running']}" if event["running"] else ""
             self._show_state(
                 f"{cell_text}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric_text}"
-                f"{compression_text}"
+                f"{running_text}"
             )
 
     def show_finished_run(self, run: TrainingRecord) -> None:
@@ -111,10 +111,9 @@ class TtaLive(ProgressDisplay):
             if run.tta_s is not None
             else f"target not reached within {run.seconds:.0f} s"
         )
-        factored_mark = " (factored)" if run.factored else ""
         self._print(
-            f"{task_name(run)} {run.link} seed {run.seed}: {run.method}: {result_text}, {run.steps} steps of "
-            f"{1000 * run.step_s:.0f} ms{factored_mark}{self._paced_note}"
+            f"{run.task_name} {run.link} seed {run.seed}: {run.method}: {result_text}, {run.steps} steps of "
+            f"{1000 * run.step_s:.0f} ms{self._paced_note}"
         )
         if self._progress:
             self._progress.update(self._progress_bar_id, completed=self._existing_count + self._finished_count)
@@ -158,6 +157,7 @@ class TtaLive(ProgressDisplay):
 def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
     """Train every combination of the given tasks, links, methods and seeds; print progress and a table of the results.
 
+    Beside the result file, if there is one, a CSV of all evaluations and two plots are written.
     If this machine cannot emulate links, gravac slows down its own exchange to the link's rate instead (``paced``).
 
     Args:
@@ -185,19 +185,24 @@ def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
     selected_runs = [
         run
         for run in runs
-        if run.task in matrix.tasks and run.method in matrix.methods and run.mesh == matrix.mesh_text
+        if run.task in matrix.tasks
+        and run.method in matrix.methods
+        and (run.scale, run.workers, run.mesh) == (matrix.scale, matrix.workers, matrix.mesh_text)
     ]
     console.print(results_table(selected_runs, matrix.paced))
     if matrix.json is not None:
-        console.print(
-            f"Results written to {matrix.json}. For a page: gravac report {matrix.json} --out DIR", soft_wrap=True
+        csv_path, losses_path, times_path = (
+            matrix.json.with_name(matrix.json.stem + ending)
+            for ending in ("-evaluations.csv", "-loss.png", "-times.png")
         )
+        write_csv(csv_path, runs)
+        written_paths = [matrix.json, csv_path]
+        if selected_runs:
+            draw_losses(selected_runs, losses_path)
+            draw_times(selected_runs, times_path)
+            written_paths += [losses_path, times_path]
+        console.print(f"Results written to {', '.join(map(str, written_paths))}", soft_wrap=True, highlight=False)
     return tta_display.failures
-
-
-def task_name(run: TrainingRecord) -> str:
-    """Return the name of a run's task, followed by the mesh if the model was in shards, such as ``gpt2 2x2``."""
-    return run.task if run.mesh is None else f"{run.task} {run.mesh}"
 
 
 def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
@@ -217,10 +222,10 @@ def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
     sorted_runs = sorted(runs, key=lambda run: (run.task, run.link, run.seed, run.tta_s is None, run.tta_s or 0))
     for run in sorted_runs:
         run_table.add_row(
-            task_name(run),
+            run.task_name,
             run.link,
             str(run.seed),
-            escape(run.method) + ("†" if run.factored else ""),
+            escape(run.method),
             f"{run.tta_s:.1f}" if run.tta_s is not None else f"> {run.seconds:.0f}",
             str(run.steps_to_target or f"> {run.steps}"),
             f"{run.every or 1:.3g}",
@@ -229,6 +234,4 @@ def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
             "-" if run.wire_bytes is None else f"{run.wire_bytes / 1e6:.1f}",
             "-" if run.gain is None else f"{run.gain:.3f}",
         )
-    if any(run.factored for run in runs):
-        run_table.caption = "† factored: number of steps on an unthrottled link x seconds of a step on this link"
     return run_table

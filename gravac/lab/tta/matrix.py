@@ -7,12 +7,6 @@ runs is the reference run's metric at 80 % of its steps. Then, seed after seed, 
 stops when it reaches the target. It also stops when its time is ``limit`` times the time that the reference run took to
 the target.
 
-``factored`` saves time on static methods: those without a controller and without local steps. Their number of steps to
-the target does not depend on the link. So that number is measured once per seed, on an unthrottled link, and multiplied
-by the seconds of a step on each link. A short session, in which the methods alternate, measures the seconds of a step.
-All other methods still train on each link until the target. By default the seconds of a step are measured with one
-seed. With ``times_each_seed`` they are measured with every seed, just before the other methods of that seed run.
-
 With ``mesh``, models train in shards (HSDP). Each replica has one link, which its ranks share. The reference run then
 uses torch's own HSDP instead of DDP.
 
@@ -22,10 +16,11 @@ between seeds. The runs of all seeds stay in the results.
 
 from __future__ import annotations
 
-import os
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from gravac.lab.json_file import check_folder_can_be_made, check_writable
 from gravac.lab.links.link import parse_link
 from gravac.lab.links.network import MAX_WORKERS
 from gravac.lab.mesh import Mesh
@@ -71,10 +66,6 @@ class RunMatrix:
         target: validation metric to reach; ``None``: the metric of the reference run at 80 % of its steps.
         budget: number of steps of the reference run, 2 or more; ``None``: the task's own number, ``Task.budget``.
         limit: time after which a run is stopped, as a multiple of the reference run's time to the target; above 0.
-        factored: whether the times of static methods (without controller and local steps) are computed: steps to the
-            target, measured on an unthrottled link, x seconds of a step on each link.
-        times_each_seed: whether ``factored`` measures the seconds of a step with every seed; if not, one seed's
-            measurement is used for all seeds.
         paced: whether gravac slows down its own exchange to the link's rate, instead of using emulated links.
         data: folder of a task's data; empty if the tasks need no folder.
         json: file for the results; runs that the file has already are not repeated. ``None``: no file.
@@ -95,8 +86,6 @@ class RunMatrix:
     target: float | None = None
     budget: int | None = None
     limit: float = 6.0
-    factored: bool = False
-    times_each_seed: bool = False
     paced: bool = False
     data: str = ""
     json: Path | None = None
@@ -110,6 +99,10 @@ class RunMatrix:
             raise ValueError(f"workers: {self.workers} is outside 2 to {MAX_WORKERS}; use 2")
         if self.budget is not None and self.budget < 2:
             raise ValueError(f"budget: {self.budget} is below 2 steps; use more, such as 300")
+        if any(seed < 0 for seed in self.seeds):
+            raise ValueError(f"seeds: {min(self.seeds)} is below 0; use 0, 1 and 2")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target: {self.target} is no finite number; give a validation metric, such as 1.8")
         if not self.limit > 0:
             raise ValueError(
                 f"limit: {self.limit:g} is not above 0; give a multiple of the reference run's time, such as 6"
@@ -128,30 +121,16 @@ class RunMatrix:
                     f"link: {link_text!r} cannot be paced, since pacing imitates only a constant rate, not delay or "
                     "loss; use a plain rate such as 100mbit, or emulated links"
                 )
-            if self.factored and len(link.phases) > 1:
-                raise ValueError(
-                    f"link: {link_text!r} changes its rate during training, so a run's time is not the number of "
-                    "steps x the time of a step, as factored computes the time; leave factored out, or use a link of "
-                    "constant rate such as 100mbit"
-                )
         for method_text in self.methods:
-            method = Method.parse(method_text)
-            if method.missing_package_message is not None:
-                raise ValueError(method.missing_package_message)
-            if self.paced and (method.powersgd_rank is not None or method.torchft is not None):
+            if Method.parse(method_text).powersgd_rank is not None and self.paced:
                 raise ValueError(
                     f"method: {method_text!r} cannot be paced, since gravac can slow down only its own exchange to the "
                     "link's rate; leave the method out, or use emulated links"
                 )
-        if self.times_each_seed and not self.factored:
-            raise ValueError(
-                "times_each_seed: without factored, no time of a step is measured separately; set factored, too, or "
-                "leave times_each_seed out"
-            )
-        if self.json is not None and not self.json.absolute().parent.is_dir():
-            raise ValueError(f"json: {self.json.parent} is not a folder; make the folder first, or name another")
-        if self.json is not None and not os.access(self.json.absolute().parent, os.W_OK):
-            raise ValueError(f"json: the folder {self.json.parent} is not writable; name a file in another folder")
+        if self.json is not None:
+            check_writable("json", self.json)
+        if self.log_dir is not None:
+            check_folder_can_be_made("log_dir", self.log_dir)
 
     def _check_mesh(self, mesh: Mesh) -> None:
         """Raise ``ValueError`` if the mesh has too many ranks, or conflicts with another setting of the matrix."""

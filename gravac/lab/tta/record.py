@@ -1,21 +1,23 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a training run, and the JSON file of records that ``gravac bench tta`` writes and ``report`` reads."""
+"""The record of a training run, and the files of ``gravac bench tta``: records as JSON, evaluations as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from gravac.candidate import Mode
-from gravac.lab.json_file import write_json
-from gravac.lab.provenance import Stamp, commits_note
+from gravac.lab.json_file import write_atomically, write_json
+from gravac.lab.provenance import UNRECORDED, Stamp
 from gravac.settings import SettingsError
 
 SPREAD = 0.10
@@ -54,13 +56,13 @@ class DecisionPoint(_JsonRecord):
 
     Attributes:
         step: number of the first step for which the decision holds, from 0.
-        seconds: seconds of training before that step; ``None`` if not recorded.
+        seconds: seconds of training before that step.
         compressor: name of the compressor that runs from that step on.
         cf: compression factor; 1 is dense float32, 2 is 16 bit.
         every: number of steps from one exchange to the next.
         delay: number of steps that each exchange is in flight before its mean is applied.
-        mode: mode of the steps: ``native``, ``hook`` or ``outer``. ``None`` in older files, where
-            steps are outer steps if ``every`` is above 1, and hook steps otherwise.
+        mode: mode of the steps: ``native``, ``hook`` or ``outer``.
+        sends: what an exchange sends, in words, such as ``"3 bits (9.5x fewer bytes)"``.
         changed: whether the decision changes the candidate (way to run steps).
         gain: gain of the window before the decision; ``None`` if not known.
         t_system: samples per second over all ranks in the window before the decision; ``None`` if not known.
@@ -68,15 +70,16 @@ class DecisionPoint(_JsonRecord):
     """
 
     step: int
-    seconds: float | None = None
+    seconds: float
     compressor: str
     cf: float
-    every: int = 1
-    delay: int = 0
-    mode: Mode | None = None
+    every: int
+    delay: int
+    mode: Mode
+    sends: str
     changed: bool
-    gain: float | None = None
-    t_system: float | None = None
+    gain: float | None
+    t_system: float | None
     reason: str
 
 
@@ -143,14 +146,12 @@ class TrainingRecord(_JsonRecord):
         tta_s: seconds of training until the target was first reached (time to accuracy); ``None`` if the target was not
             reached.
         steps_to_target: number of steps until the target was first reached; ``None`` if the target was not reached.
-        seconds: seconds of training of the whole run, without evaluations; for factored runs, ``steps`` x ``step_s``.
+        seconds: seconds of training of the whole run, without evaluations.
         limit_s: seconds of training after which the run had to stop; ``None`` if only the number of steps was limited.
         steps: number of steps of the whole run.
         step_s: median seconds of a step; for methods with local steps, the mean.
         every: mean number of steps from one exchange to the next; ``None`` for methods that exchange in every step.
         samples_per_s: samples per second over all ranks.
-        efficiency: scaling efficiency, ``samples_per_s`` / (``workers`` x samples per second of one worker alone);
-            ``None`` if not measured. Not the statistical efficiency of a step.
         wire_bytes: bytes that rank 0 sent in the whole run: counted by gravac, or by formula for methods of torch;
             ``None`` if not known. On a mesh, bytes that rank 0 sent to other replicas.
         interface_bytes: bytes that a rank sent in the whole run, as its network interface counted, packet headers
@@ -164,10 +165,7 @@ class TrainingRecord(_JsonRecord):
         split: seconds of each phase of a typical step; ``None`` if not known, as for torch's own methods on a mesh,
             which wait for the exchange in the middle of backward.
         paced: whether gravac slowed down its own exchange to the link's rate, instead of using emulated links.
-        factored: whether the times were computed: the number of steps is from a run on an unthrottled link, and
-            ``step_s`` from a short run on this link.
-        stamp: commit of the code, time of the measurement, and speed of the machine; for factored runs, the stamp of
-            the short run that gave ``step_s``. ``None`` in older files.
+        stamp: commit of the code, time of the measurement, and speed of the machine; ``None``: not recorded.
     """
 
     task: str
@@ -189,7 +187,6 @@ class TrainingRecord(_JsonRecord):
     step_s: float
     every: float | None = None
     samples_per_s: float
-    efficiency: float | None = None
     wire_bytes: int | None
     interface_bytes: int | None
     cpu_seconds: float
@@ -199,7 +196,6 @@ class TrainingRecord(_JsonRecord):
     turns: tuple[DecisionPoint, ...]
     split: Split | None
     paced: bool
-    factored: bool
     stamp: Stamp | None = None
 
     @property
@@ -207,48 +203,39 @@ class TrainingRecord(_JsonRecord):
         """All settings of the run, except its method; equal for runs that may be compared."""
         return Cell(self.task, self.scale, self.link, self.workers, self.mesh, self.seed)
 
+    @property
+    def task_name(self) -> str:
+        """Name of the task, followed by the mesh if the model was in shards, such as ``gpt2 2x2``."""
+        return self.task if self.mesh is None else f"{self.task} {self.mesh}"
+
+
+RUN_COLUMNS = (
+    "task", "scale", "workers", "mesh", "link", "paced", "method", "seed", "metric", "target", "tta_s", "wire_bytes",
+)  # fmt: skip
+"""Fields of ``TrainingRecord`` that are columns of the CSV."""
 
 _RECORDS_ADAPTER = TypeAdapter(list[TrainingRecord])
 """Pydantic adapter that reads and writes a list of records as JSON."""
 
 
-def read(paths: Iterable[Path]) -> list[TrainingRecord]:
-    """Return the records of all runs in several JSON files, in the order of the files and of the runs in them.
+def read(path: Path) -> list[TrainingRecord]:
+    """Return the records of all runs in a JSON file, in the order of the file.
 
     Raises:
-        SettingsError: a file cannot be read, or was not written by ``gravac bench tta``.
+        SettingsError: the file cannot be read, or was not written by ``gravac bench tta``.
     """
-    runs: list[TrainingRecord] = []
-    for path in paths:
-        try:
-            runs += _RECORDS_ADAPTER.validate_json(path.read_bytes())
-        except OSError as error:
-            raise SettingsError(
-                f"{path}: cannot be read ({error.strerror}); give a file of `gravac bench tta --json`"
-            ) from None
-        except ValidationError as error:
-            first_error = error.errors()[0]
-            location = ".".join(str(key) for key in first_error["loc"]) or "the file"
-            raise SettingsError(
-                f"{path}: {location}: {first_error['msg']}; give a file of `gravac bench tta --json`"
-            ) from None
-    return runs
-
-
-def commits_of(paths: Sequence[Path], runs: Iterable[TrainingRecord], allow_mixed: bool = False) -> str:
-    """Return a sentence that names the commits of a table's runs, for a note beside the table.
-
-    The text is empty if all runs are of one known commit; see ``provenance.commits_note``.
-
-    Args:
-        paths: files of the runs, for the error message.
-        runs: runs of the table.
-        allow_mixed: whether the table may show runs of several commits.
-
-    Raises:
-        SettingsError: the runs are of several commits, and ``allow_mixed`` is false.
-    """
-    return commits_note((run.stamp for run in runs), ", ".join(map(str, paths)), allow_mixed)
+    try:
+        return _RECORDS_ADAPTER.validate_json(path.read_bytes())
+    except OSError as error:
+        raise SettingsError(
+            f"{path}: cannot be read ({error.strerror}); give a file of `gravac bench tta --json`"
+        ) from None
+    except ValidationError as error:
+        first_error = error.errors()[0]
+        location = ".".join(str(key) for key in first_error["loc"]) or "the file"
+        raise SettingsError(
+            f"{path}: {location}: {first_error['msg']}; give a file of `gravac bench tta --json`"
+        ) from None
 
 
 def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
@@ -259,6 +246,26 @@ def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
         runs: all records that the file is to contain.
     """
     write_json(path, json.loads(_RECORDS_ADAPTER.dump_json(list(runs))))
+
+
+def write_csv(path: Path, runs: Sequence[TrainingRecord]) -> None:
+    """Replace a CSV file by one with a row for each evaluation of each run, for tools such as pandas.
+
+    The columns are ``RUN_COLUMNS``, fields of ``TrainingRecord``; ``code``, the commit that ran; ``step`` and
+    ``seconds`` of training before the evaluation; and ``value``, the metric. A cell is empty if nothing is known.
+
+    Args:
+        path: file to write.
+        runs: records of all runs.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*RUN_COLUMNS, "code", "step", "seconds", "value"])
+    for run in runs:
+        run_cells = [getattr(run, name) for name in RUN_COLUMNS]
+        run_cells.append(UNRECORDED if run.stamp is None else run.stamp.code)
+        writer.writerows([*run_cells, point.step, point.seconds, point.metric] for point in run.curve)
+    write_atomically(path, text.getvalue())
 
 
 def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: bool) -> tuple[float, float] | None:

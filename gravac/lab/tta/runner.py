@@ -8,23 +8,24 @@ session: the same worker processes train them one after another.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from gravac.candidate import Candidate
+from gravac.controllers.base import DEFAULT_STRETCH_STEPS
 from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
 from gravac.lab.links.network import EmulatedNetwork
 from gravac.lab.provenance import UNRECORDED, Stamp, stamp
 from gravac.lab.training.methods import Method
 from gravac.lab.training.run import Event, RunFailed, TrainingRun, TrainingSettings
-from gravac.lab.training.session import ALONE, WARM_UP_STEPS, Leg
-from gravac.lab.training.shuffled import RunChoice, choices_of_run
+from gravac.lab.training.session import Leg
+from gravac.lab.training.shuffled import RunChoice
 from gravac.lab.tta import record
-from gravac.lab.tta.factored import efficiency, factored_record, factored_record_of_seed
 from gravac.lab.tta.matrix import REFERENCE_METHOD, RunMatrix
 from gravac.lab.tta.record import SPREAD, Cell, CurvePoint, DecisionPoint, Split, TrainingRecord, first_reached
 from gravac.lab.tta.watcher import Watcher
@@ -34,13 +35,6 @@ TARGET_FRACTION = 0.8
 
 TARGET_HALF_WIDTH = 0.06
 """The target is a mean over the evaluations within this distance of ``TARGET_FRACTION``, as a fraction of the steps."""
-
-ALONE_STEPS = 15
-"""Number of steps for which one worker trains alone, to measure its samples per second."""
-
-STEP_TIME_RUN_STEPS = WARM_UP_STEPS + 8
-"""Number of steps of a short run that measures the seconds of a step on a link; each method has two such runs."""
-
 
 MethodsByTaskAndLink = Mapping[tuple[str, str], Sequence[Method]]
 """Methods to run, by ``(name of the task, text of the link)``."""
@@ -137,7 +131,7 @@ class _MatrixRunner:
         self.matrix = matrix
         self.watcher = watcher
         file_exists = matrix.json is not None and matrix.json.exists()
-        self.runs = record.read([matrix.json]) if file_exists and matrix.json else []
+        self.runs = record.read(matrix.json) if file_exists and matrix.json else []
         existing_codes = {UNRECORDED if run.stamp is None else run.stamp.code for run in self.runs}
         self.watcher.show_commits(stamp().code, sorted(existing_codes))
         self.methods = [Method.parse(text) for text in matrix.methods]
@@ -174,23 +168,8 @@ class _MatrixRunner:
             if not any(methods_by_link.values()):
                 continue
             reference = self._find_or_train_reference(task, seed)
-            if self.matrix.factored:
-                static_methods = [
-                    method
-                    for method in self.methods
-                    if method.has_constant_step_time
-                    and any(method in link_methods for link_methods in methods_by_link.values())
-                ]
-                # unthrottled runs to the target give the number of steps, which is the same on all links
-                self._run_in_full(reference, parse_link(UNTHROTTLED), static_methods)
             for link_text, link_methods in methods_by_link.items():
-                link = parse_link(link_text)
-                if self.matrix.factored:
-                    self._run_factored(
-                        reference, link, [method for method in link_methods if method.has_constant_step_time]
-                    )
-                    link_methods = [method for method in link_methods if not method.has_constant_step_time]
-                self._run_in_full(reference, link, link_methods)
+                self._run_methods(reference, parse_link(link_text), link_methods)
 
     def _spread_methods(self, task: str, link: str) -> list[Method]:
         """Return the methods whose times to the target differ between seeds by more than ``SPREAD`` of their median.
@@ -210,7 +189,7 @@ class _MatrixRunner:
     def _count_records(self, seeds: Sequence[int], methods: MethodsByTaskAndLink) -> tuple[int, int]:
         """Return ``(needed, existing)``: number of records that are needed, and how many of these exist already.
 
-        Reference runs, runs that ``matched:`` methods repeat, and unthrottled runs for factored records are included.
+        Reference runs, and runs that ``matched:`` methods repeat, are included.
 
         Args:
             seeds: seeds of the runs.
@@ -226,24 +205,17 @@ class _MatrixRunner:
                     for method_text in (method.text, method.matched_to)
                     if method_text
                 }
-                if self.matrix.factored:
-                    run_keys |= {
-                        _RunKey(task, UNTHROTTLED, method.text, seed)
-                        for method in link_methods
-                        if method.has_constant_step_time
-                    }
         return len(run_keys), sum(
             self._find_record(run_key.task, run_key.link, run_key.method, run_key.seed) is not None
             for run_key in run_keys
         )
 
-    # sessions of workers: reference runs, runs to the target, and short runs that only measure the time of a step
+    # sessions of workers: reference runs, and runs to the target
 
     def _find_or_train_reference(self, task: str, seed: int) -> TrainingRecord:
         """Return the record of the reference run of a task and seed; train the run if there is no record yet.
 
-        The reference run trains with plain DDP over an unthrottled link, and sets the target. The same session of
-        workers first measures the speed of one worker alone, for the scaling efficiency.
+        The reference run trains with plain DDP over an unthrottled link, and sets the target.
 
         Raises:
             RunFailed: the reference run failed, or did not reach the target.
@@ -253,30 +225,24 @@ class _MatrixRunner:
             return existing_record
         reference_task = self.matrix.task(task, seed)
         budget = self.matrix.budget or reference_task.budget
-        legs = [
-            Leg(ALONE, ALONE, steps=min(ALONE_STEPS, budget)),
-            Leg(
-                REFERENCE_METHOD,
-                self._leg_label(task, UNTHROTTLED, REFERENCE_METHOD, seed),
-                steps=budget,
-                every_steps=reference_task.steps_per_evaluation,
-            ),
-        ]
-        alone_leg, reference_leg = self._run_in_sessions(task, parse_link(UNTHROTTLED), seed, legs)
+        leg = Leg(
+            REFERENCE_METHOD,
+            self._leg_label(task, UNTHROTTLED, REFERENCE_METHOD, seed),
+            steps=budget,
+            every_steps=reference_task.steps_per_evaluation,
+        )
+        (reference_leg,) = self._run_in_sessions(task, parse_link(UNTHROTTLED), seed, [leg])
         target = self.matrix.target if self.matrix.target is not None else target_of(reference_leg.curve, budget)
-        alone_samples_per_s = alone_leg.start["batch_size"] / alone_leg.end["step_s"]
         run = self._make_record(task, parse_link(UNTHROTTLED), seed, reference_leg, target, None)
         if run.tta_s is None:
             raise RunFailed(
                 f"target: dense training of {task} did not reach {target:g} within {budget} steps, after which its "
                 f"metric is {run.val_metric:g}; use another --target or a larger --budget"
             )
-        efficiency_of_reference = run.samples_per_s / (self.matrix.workers * alone_samples_per_s)
-        run = run.model_copy(update={"efficiency": efficiency_of_reference})
         self._add_record(run)
         return run
 
-    def _run_in_full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
+    def _run_methods(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
         """Train methods on a link until they reach the target or the time limit, and add their records.
 
         Methods without a controller share a session of workers. Each method with a controller has a session of its
@@ -317,9 +283,7 @@ class _MatrixRunner:
                 for method in session_methods
             ]
             for finished_leg in self._run_in_sessions(task, link, seed, legs):
-                self._add_record(
-                    self._make_record(task, link, seed, finished_leg, reference.target, limit_s, reference)
-                )
+                self._add_record(self._make_record(task, link, seed, finished_leg, reference.target, limit_s))
 
     def _prerequisites(self, method: Method) -> list[Method]:
         """Return the method whose choices a ``matched:`` method repeats, in a list; an empty list for other methods."""
@@ -331,54 +295,7 @@ class _MatrixRunner:
         Empty for other methods, and if the other run failed, so that it has no record.
         """
         run = self._find_record(task, link, method.matched_to, seed) if method.matched_to is not None else None
-        return () if run is None else choices_of_run(run.turns, run.steps)
-
-    def _run_factored(self, reference: TrainingRecord, link: Link, static_methods: Sequence[Method]) -> None:
-        """Add records on a link whose times are computed: steps to the target x seconds of a step on the link.
-
-        A run on an unthrottled link gives the number of steps. Short runs on the link measure the seconds of a step.
-        By default one seed's measurement is used for all seeds; with ``RunMatrix.times_each_seed``, each seed has its
-        own measurement.
-
-        Args:
-            reference: record of the reference run, which has task, seed and target.
-            link: link between the workers.
-            static_methods: methods without controller and without local steps, except those whose records exist.
-        """
-        task, seed = reference.task, reference.seed
-        methods_to_factor = [
-            (method, unthrottled_record)
-            for method in static_methods
-            if not self._find_record(task, str(link), method.text, seed)
-            and (unthrottled_record := self._find_record(task, UNTHROTTLED, method.text, seed))
-        ]
-        if not methods_to_factor:
-            return
-        assert reference.tta_s is not None
-        limit_s = self.matrix.limit * reference.tta_s
-        factored_runs = (run for run in self.runs if self._is_of_cell(run, task, str(link)) and run.factored)
-        timed_run_by_method = {
-            run.method: run for run in factored_runs if run.seed == seed or not self.matrix.times_each_seed
-        }
-        if any(method.text not in timed_run_by_method for method, _ in methods_to_factor):
-            legs = [
-                Leg(method.text, f"{method.text} step time", steps=STEP_TIME_RUN_STEPS)
-                for method, _ in methods_to_factor
-            ] * 2
-            timing_legs_by_method: dict[str, list[FinishedLeg]] = defaultdict(list)
-            for finished_leg in self._run_in_sessions(task, link, seed, legs):
-                timing_legs_by_method[finished_leg.leg.method].append(finished_leg)
-            for method, unthrottled_record in methods_to_factor:
-                if timing_legs := timing_legs_by_method[method.text]:
-                    end_events = [finished_leg.end for finished_leg in timing_legs]
-                    self._add_record(
-                        factored_record(
-                            unthrottled_record, str(link), end_events, limit_s, reference, timing_legs[-1].stamp
-                        )
-                    )
-            return
-        for method, unthrottled_record in methods_to_factor:
-            self._add_record(factored_record_of_seed(unthrottled_record, timed_run_by_method[method.text], limit_s))
+        return () if run is None else choices_of_run(run)
 
     def _run_in_sessions(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
         """Train legs one after another, and yield each leg that ends without failing.
@@ -393,7 +310,7 @@ class _MatrixRunner:
             legs: legs to train, each a fresh model with one method.
 
         Raises:
-            RunFailed: the leg of the reference run, or of one worker alone, failed.
+            RunFailed: the leg of the reference run failed.
             LinkError: an emulated link cannot be made.
         """
         matrix = self.matrix
@@ -424,10 +341,7 @@ class _MatrixRunner:
                         ended_count += 1
                 return
             except RunFailed as error:
-                if ended_count >= len(remaining_legs) or remaining_legs[ended_count].method in (
-                    ALONE,
-                    REFERENCE_METHOD,
-                ):
+                if ended_count >= len(remaining_legs) or remaining_legs[ended_count].method == REFERENCE_METHOD:
                     raise
                 self.watcher.show_failed_leg(cell_text, remaining_legs[ended_count], error)
                 remaining_legs = remaining_legs[ended_count + 1 :]
@@ -452,7 +366,6 @@ class _MatrixRunner:
         finished_leg: FinishedLeg,
         target: float,
         limit_s: float | None,
-        reference: TrainingRecord | None = None,
     ) -> TrainingRecord:
         """Return the record of a leg that has ended.
 
@@ -463,13 +376,10 @@ class _MatrixRunner:
             finished_leg: leg that has ended, with rank 0's events.
             target: validation metric to reach, in the task's unit.
             limit_s: seconds of training after which the leg had to stop; ``None``: not limited.
-            reference: record of the reference run, from which the scaling efficiency is computed; ``None``: the record
-                gets no efficiency.
         """
         metric = self.matrix.task(task, seed).metric
         end_event, curve = finished_leg.end, finished_leg.curve
         target_point = first_reached(curve, target, metric.higher_is_better)
-        samples_per_s = finished_leg.start["samples_per_step"] / end_event["step_s"]
         return TrainingRecord(
             task=task,
             scale=self.matrix.scale,
@@ -489,8 +399,7 @@ class _MatrixRunner:
             steps=end_event["step"],
             step_s=end_event["step_s"],
             every=end_event.get("every"),
-            samples_per_s=samples_per_s,
-            efficiency=efficiency(samples_per_s, reference),
+            samples_per_s=finished_leg.start["samples_per_step"] / end_event["step_s"],
             wire_bytes=end_event["wire_bytes"],
             interface_bytes=end_event["interface_bytes"],
             cpu_seconds=end_event["cpu_seconds"],
@@ -500,7 +409,6 @@ class _MatrixRunner:
             turns=tuple(DecisionPoint(**decision) for decision in end_event["turns"]),
             split=None if end_event["split"] is None else Split(**end_event["split"]),
             paced=self.matrix.paced and link.lowest_rate_bps is not None,
-            factored=False,
             stamp=finished_leg.stamp,
         )
 
@@ -544,6 +452,18 @@ class _MatrixRunner:
     def _mesh_suffix(self) -> str:
         """Text to append to a task's name: a space and the mesh, such as ``2x2``; empty without a mesh."""
         return "" if self.matrix.mesh is None else f" {self.matrix.mesh}"
+
+
+def choices_of_run(run: TrainingRecord) -> tuple[RunChoice, ...]:
+    """Return the candidates that a run's controller chose, in order, each with its number of rounds, rounded up."""
+    end_steps = [*(decision.step for decision in run.turns[1:]), run.steps]
+    choices = []
+    for decision, end_step in zip(run.turns, end_steps, strict=True):
+        candidate = Candidate(decision.mode, decision.compressor, decision.cf, decision.every, decision.delay)
+        steps_per_round = DEFAULT_STRETCH_STEPS if candidate.mode == "native" else candidate.every
+        if end_step > decision.step:
+            choices.append(RunChoice(candidate, math.ceil((end_step - decision.step) / steps_per_round)))
+    return tuple(choices)
 
 
 def target_of(curve: Sequence[CurvePoint], budget: int) -> float:

@@ -3,8 +3,9 @@
 """Averages a module's buffers, such as BatchNorm's running statistics, over the ranks in each round of outer steps.
 
 Ranks exchange, dense, the difference of each buffer from its anchor: the buffer that all ranks had after the last
-round. The module's buffers are looked up by name each time, since a forward, or ``module.to()``, may replace the tensor
-of a name.
+round. ``buffer_exchange.py`` computes the new anchors, also if buffers hold infinities or NaN, or change their shape.
+The module's buffers are looked up by name each time, since a forward, or ``module.to()``, may replace the tensor of a
+name.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,12 +13,10 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.plan import Piece
+from gravac.engine.engine import Engine
 from gravac.exchange.executor import Verdict, choose
+from gravac.modes.outer.buffer_exchange import BufferExchange, Flags
 from gravac.sources.weights import refuse_overlap
-
-BUFFER_PREFIX = "buffer:"
-"""Prefix of the names by which buffers are exchanged, so that no buffer has the name of a parameter."""
 
 AVERAGEABLE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 """Number formats of buffers that can be averaged; torch cannot add in other floating-point and complex formats."""
@@ -58,7 +57,10 @@ class Buffers:
             if self._is_averaged(name, buffer):
                 self._refuse_unfit(name, buffer)
                 self.anchors[name] = buffer.detach().resolve_conj().clone()
-        self._sent_pieces: tuple[Piece, ...] = ()
+        self._exchange: BufferExchange | None = None  # the newest
+        self._expected_flags = Flags(differ=True, reshaped=False)
+        self._new_anchors: dict[str, torch.Tensor] = {}  # of the newest exchange, whether applied or not
+        self._warned_names: set[str] = set()
         self._local_fraction = 0.0
 
     @property
@@ -76,76 +78,148 @@ class Buffers:
         """The present tensors of the averaged buffers, by name, in the order of their anchors."""
         return self._checked_buffers()
 
-    @property
-    def piece_templates(self) -> dict[str, torch.Tensor]:
-        """Flat tensors of the sizes and dtypes that ranks exchange, with any content, by ``BUFFER_PREFIX`` + name."""
-        return {BUFFER_PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
-
     def check(self) -> None:
         """Raise if the module's buffers no longer fit the anchors.
 
         Raises:
-            ValueError: a buffer is gone, new, of another shape, or of a number format that cannot be averaged.
+            ValueError: a buffer is gone, new, or of a number format that cannot be averaged.
         """
         self._checked_buffers()
 
-    @torch.no_grad()
-    def compute_differences(self, weight: float = 1.0, local_fraction: float = 0.0) -> tuple[Piece, ...]:
-        """Return the differences to exchange, anchors minus buffers, multiplied by ``weight``, as flat tensors.
+    # an exchange
+
+    def send(
+        self, engine: Engine, weight: float = 1.0, local_fraction: float = 0.0, looks: bool = False
+    ) -> BufferExchange | None:
+        """Start to exchange the buffers; return the exchange, or ``None`` if the module has no buffers to average.
 
         Args:
-            weight: factor on the differences.
+            engine: runs the exchange.
+            weight: factor on this rank's elements, 1 on average over the ranks.
             local_fraction: fraction of each buffer that the rank keeps when it applies the anchors, in [0, 1).
+            looks: whether to look for unusual buffers in any case, see ``Flags``.
 
         Raises:
             ValueError: a buffer no longer fits its anchor; see ``check``.
         """
         self._local_fraction = local_fraction
-        pieces = []
-        for name, buffer in self._averaged_buffers.items():
-            anchor = self.anchors[name]
-            flat_difference = _real(_difference(anchor, buffer.to(anchor)).mul_(weight)).reshape(-1)
-            pieces.append(Piece(BUFFER_PREFIX + name, flat_difference, (flat_difference.numel(),)))
-        self._sent_pieces = tuple(pieces)
-        return self._sent_pieces
-
-    def apply_mean(self) -> None:
-        """Move the anchors to the buffers' mean over the ranks, which has arrived; a second call changes nothing."""
-        for piece, anchor in zip(self._sent_pieces, self.anchors.values(), strict=False):
-            real_anchor = _real(anchor)
-            real_anchor.sub_(piece.flat.view_as(real_anchor))
-        self._sent_pieces = ()
+        buffers = self._averaged_buffers
+        if not buffers:
+            return None
+        self._exchange = BufferExchange(self.anchors, buffers, weight, engine)
+        self._exchange.send(Flags(True, True) if looks else self._expected_flags)
+        return self._exchange
 
     @torch.no_grad()
-    def apply_anchors(self) -> None:
-        """Move the module's buffers to the anchors, except for the fraction of a buffer that the rank keeps."""
-        moved_buffers = {}
+    def apply_mean(self, mean_applied: Verdict = True) -> None:
+        """Move the anchors to the means over the ranks, which have arrived.
+
+        Args:
+            mean_applied: whether the mean of the weights that were sent with the buffers was applied; if not, the
+                buffers' anchors stay, too. A 0-d bool tensor if the host must not wait for the device.
+
+        Raises:
+            ValueError: a buffer has different new shapes on different ranks.
+        """
+        assert self._exchange is not None
+        if name := self._exchange.misfit_name:
+            raise ValueError(
+                f"module: buffer {name}, of shape {tuple(self._exchange.shapes[name])} on this rank, got different new "
+                "shapes on different ranks; give it the same shape on all ranks, or " + LOCAL_REMEDY.format(name=name)
+            )
+        self._new_anchors = self._exchange.new_anchors()
+        for name, flat_anchor in self._new_anchors.items():
+            anchor = self._exchange.anchors[name]
+            new_anchor = torch.empty_like(anchor)
+            real_anchor = _real(new_anchor)
+            real_anchor.copy_(flat_anchor.view(real_anchor.shape))
+            if anchor.shape != self.anchors[name].shape:
+                self.anchors[name] = new_anchor
+            else:
+                self.anchors[name].copy_(choose(mean_applied, new_anchor, self.anchors[name]))
+
+    @torch.no_grad()
+    def apply_anchors(self, mean_applied: Verdict = True) -> None:
+        """Move the module's buffers to the anchors, except for the fraction of a buffer that the rank keeps.
+
+        An element that is finite on this rank stays if its anchor is not finite: the next round sends the element. An
+        element that is not finite on this rank becomes the anchor's, unless ranks have not counted yet on which ranks
+        the element is finite.
+
+        Args:
+            mean_applied: whether the mean of the weights that were sent with the buffers was applied; if not, only
+                elements that are not finite change. A 0-d bool tensor if the host must not wait for the device.
+        """
+        has_counts = self._exchange is None or self._exchange.has_counts
+        moved_buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # written at the end: buffers may share memory
         for name, buffer in self._averaged_buffers.items():
             anchor = self.anchors[name]
-            moved_fraction = 1 - self._local_fraction
-            moved_buffers[name] = (
-                _interpolate(buffer, anchor.to(buffer), moved_fraction) if self._local_fraction else anchor
-            )
-        self.overwrite(moved_buffers)
+            if buffer.shape != anchor.shape:
+                exchange = self._exchange
+                if exchange is None or name not in exchange.reshaped_names or buffer.shape != exchange.shapes[name]:
+                    continue  # ranks have not agreed on this rank's shape yet
+                _resize(self._module.get_buffer(name), anchor.new_full(anchor.shape, float("nan")))
+                buffer = self._module.get_buffer(name).detach()
+            local, shared = _real(buffer.resolve_conj()), _real(anchor.to(buffer))
+            mixed = _interpolate(local, shared, 1 - self._local_fraction) if self._local_fraction else shared
+            moved = choose(mean_applied, torch.where(shared.isfinite(), mixed, local), local)
+            healed = shared if has_counts else local
+            if name in self._new_anchors and self._new_anchors[name].numel() == local.numel():
+                new_anchor = self._new_anchors[name].view(local.shape).to(local)
+                # otherwise all ranks have an infinity here, which was not applied: a later round applies it
+                healed = torch.where(new_anchor.isfinite() | ~shared.isfinite(), healed, local)
+            result = torch.where(local.isfinite(), moved, healed)
+            moved_buffers.append((buffer, torch.view_as_complex(result) if buffer.is_complex() else result))
+        for buffer, moved_buffer in moved_buffers:
+            buffer.copy_(moved_buffer)
+
+    def read_flags(self, exchange: BufferExchange) -> list[str]:
+        """Read, on the host, the flags of an exchange, which later exchanges use; return texts to warn with.
+
+        Args:
+            exchange: an exchange that has ended; its flags are in host memory.
+        """
+        differ, reshaped, *replaced = exchange.flags_on_host.tolist()
+        self._expected_flags = Flags(differ, reshaped)
+        names = [name for name, is_replaced in zip(exchange.names, replaced, strict=True) if is_replaced]
+        new_names = [name for name in names if name not in self._warned_names]
+        self._warned_names.update(names)
+        return [
+            f"buffer {name} has elements that are not finite here; the mean over the ranks on which they are finite, "
+            "or the last mean, replaces them; no weight changes. If ranks are to have different elements, "
+            + LOCAL_REMEDY.format(name=name)
+            for name in new_names
+        ]
+
+    # anchors in the module
 
     @torch.no_grad()
     def put_anchors(self) -> dict[str, torch.Tensor]:
-        """Put the anchors into the module; return copies of the replaced buffers, by name, of their shapes."""
+        """Put the anchors into the module; return copies of the replaced buffers, by name, of their shapes.
+
+        A buffer that has a new shape, on which ranks have not agreed yet, stays.
+        """
         replaced_buffers = {name: buffer.clone() for name, buffer in self._averaged_buffers.items()}
-        self.overwrite(self.anchors)
+        anchors = {
+            name: anchor for name, anchor in self.anchors.items() if anchor.shape == replaced_buffers[name].shape
+        }
+        self.overwrite({**replaced_buffers, **anchors})
         return replaced_buffers
 
     @torch.no_grad()
     def set_anchors(self) -> None:
         """Overwrite the anchors with the module's buffers, which are the same on all ranks."""
         for name, buffer in self._averaged_buffers.items():
+            _resize(self.anchors[name], buffer)
             self.anchors[name].copy_(buffer)
 
     @torch.no_grad()
     def overwrite(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite the module's averaged buffers with tensors, given by name, of any shapes."""
-        for name, buffer in self._averaged_buffers.items():
-            buffer.copy_(tensors[name])
+        for name in self._averaged_buffers:
+            buffer = self._module.get_buffer(name)
+            _resize(buffer, tensors[name])
+            buffer.detach().copy_(tensors[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the anchors, all of this rank's buffers, and the fraction of a buffer that the rank keeps."""
@@ -159,59 +233,6 @@ class Buffers:
             buffer.copy_(state["own"][name])
         self._local_fraction = state["keeps"]
 
-    # if a mean is not finite
-
-    def zero_means_unless(self, mean_applied: Verdict) -> None:
-        """If the fragment's mean was not applied, zero the buffers' means, so that the buffers' anchors do not change.
-
-        The buffers are sent together with the last fragment of the model. Called when the means have arrived, before
-        ``apply_mean``.
-
-        Args:
-            mean_applied: whether the mean of the fragment that is sent with the buffers was applied to its anchors; a
-                0-d bool tensor if the host must not wait for the device.
-        """
-        for piece in self._sent_pieces:
-            if mean_applied is False:
-                piece.flat.zero_()
-            elif mean_applied is not True:
-                piece.flat.masked_fill_(~mean_applied, 0.0)
-
-    def apply_anchors_if(self, mean_applied: Verdict) -> None:
-        """Call ``apply_anchors`` if the fragment's mean was applied; otherwise keep the module's buffers.
-
-        Args:
-            mean_applied: whether the mean of the fragment that was sent with the buffers was applied to its anchors; a
-                0-d bool tensor if the host must not wait for the device.
-        """
-        if mean_applied is False:
-            return
-        buffers_before = (
-            {} if mean_applied is True else {name: buffer.clone() for name, buffer in self._averaged_buffers.items()}
-        )
-        self.apply_anchors()
-        for name, buffer in buffers_before.items():
-            self._averaged_buffers[name].copy_(choose(mean_applied, self._averaged_buffers[name], buffer))
-
-    def reset_not_finite(self) -> list[str]:
-        """Overwrite the buffers that are not finite with their anchors; return their names. The host waits."""
-        names = self.names_not_finite
-        for name in names:
-            self._averaged_buffers[name].copy_(self.anchors[name])
-        return names
-
-    @property
-    def names_not_finite(self) -> list[str]:
-        """Names of averaged buffers with an element that is not finite, although the anchor's element is finite.
-
-        The host waits for the buffers.
-        """
-        return [
-            name
-            for name, buffer in self._averaged_buffers.items()
-            if bool((~buffer.isfinite() & self.anchors[name].isfinite().to(buffer.device)).any())
-        ]
-
     def _checked_buffers(self) -> dict[str, torch.Tensor]:
         """Check the module's averaged buffers as ``check`` does; return them by name, in the order of their anchors."""
         buffer_by_name = dict(self._module.named_buffers())
@@ -221,19 +242,13 @@ class Buffers:
                     f"module: buffer {name} did not exist, or had no floating-point numbers, when this compressor was "
                     "attached; register the buffer before attach, or " + LOCAL_REMEDY.format(name=name)
                 )
-        for name, anchor in self.anchors.items():
+        for name in self.anchors:
             if name not in buffer_by_name:
                 raise ValueError(
                     f"module: buffer {name}, which ranks average in each round, is gone; keep the buffer in the "
                     "module, or, before attach, " + LOCAL_REMEDY.format(name=name)
                 )
-            buffer = buffer_by_name[name]
-            if buffer.shape != anchor.shape:
-                raise ValueError(
-                    f"module: buffer {name} has shape {tuple(buffer.shape)}, but had {tuple(anchor.shape)} when this "
-                    "compressor was attached; keep its shape, or " + LOCAL_REMEDY.format(name=name)
-                )
-            self._refuse_unfit(name, buffer)
+            self._refuse_unfit(name, buffer_by_name[name])
         return {name: buffer_by_name[name].detach() for name in self.anchors}
 
     def _refuse_unfit(self, name: str, buffer: torch.Tensor) -> None:
@@ -257,14 +272,16 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _difference(anchor: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Return anchor minus buffer; 0 for equal elements, even if both are infinite, as in an attention mask."""
-    return torch.where(buffer == anchor, 0, anchor - buffer)
-
-
 def _interpolate(buffer: torch.Tensor, anchor: torch.Tensor, moved_fraction: float) -> torch.Tensor:
     """Return the point at a fraction of the way from buffer to anchor; the buffer itself for equal elements."""
     return torch.where(buffer == anchor, buffer, buffer.lerp(anchor, moved_fraction))
+
+
+def _resize(tensor: torch.Tensor, like: torch.Tensor) -> None:
+    """Give a tensor the shape of another, if it has not that shape; its elements are then those of the other."""
+    if tensor.shape != like.shape:
+        resized = like.detach().to(tensor, copy=True)
+        tensor.set_(resized.untyped_storage(), 0, resized.shape, resized.stride())
 
 
 def _is_within(name: str, prefix: str) -> bool:

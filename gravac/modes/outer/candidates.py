@@ -11,9 +11,7 @@ from typing import Any, Literal
 from gravac.beliefs import Belief, beliefs_in_force, power_at
 from gravac.candidate import Forecast
 from gravac.compressors.profile import MEASURED_WORLD
-from gravac.controllers.base import Controller, has_flag
 from gravac.engine.admission import Admission
-from gravac.settings import SettingsError
 
 LEADING_DIGITS = (1, 2, 5)
 """Leading digits of the candidates' numbers of steps between exchanges: 1, 2, 5, 10, 20, 50, ..."""
@@ -54,25 +52,6 @@ def every_choices(lowest: int, highest: int) -> tuple[int, ...]:
     decades = range(int(math.log10(highest)) + 1)
     listed_numbers = {digit * 10**decade for decade in decades for digit in LEADING_DIGITS}
     return tuple(sorted({lowest, highest, *(number for number in listed_numbers if lowest <= number <= highest)}))
-
-
-def check_chooses_every(controller: Controller[Any], low: int, high: int) -> None:
-    """Raise if there are several numbers of steps between exchanges, but the controller cannot choose between them.
-
-    Args:
-        controller: controller of the run.
-        low: lowest number of steps.
-        high: highest number of steps.
-
-    Raises:
-        SettingsError: ``low`` is below ``high``, and the controller decides between compression factors only.
-    """
-    if low < high and not has_flag(controller, "chooses_every"):
-        raise SettingsError(
-            f"every: ({low}, {high}) needs a controller that chooses the number of steps, but controller "
-            f"{controller.name!r} chooses the compression factor only; give one number, such as every=10, or "
-            "controller='goodput'"
-        )
 
 
 def with_outer_candidates(

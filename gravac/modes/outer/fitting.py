@@ -63,8 +63,8 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
         check_tensors(f"{path}/left", saved_fragment.left, fragment.parameters, may_lack_names=True)
         if saved_fragment.left:
             check_names(f"{path}/left", saved_fragment.left, fragment.parameters)
-    check_tensors("outer/buffers/anchors", state.buffers.anchors, current.buffers.anchors)
-    check_tensors("outer/buffers/own", state.buffers.own, current.buffers.all_buffers)
+    check_tensors("outer/buffers/anchors", state.buffers.anchors, current.buffers.anchors, may_be_infinite=True)
+    check_tensors("outer/buffers/own", state.buffers.own, current.buffers.all_buffers, may_be_infinite=True)
     check_optimizer("outer/optimizer", state.optimizer, current.outer)
     if len(state.inner) != len(current.inner):
         raise SettingsError(

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.norms import all_elements_finite
 from gravac.averaging.plan import Piece
 from gravac.averaging.tensors import flat, memory_shape
 from gravac.engine.engine import Engine
 from gravac.engine.handle import fail
 from gravac.exchange.executor import Mark, Verdict
 from gravac.modes.outer.anchors import AnchorStorage, State, exchange_dtype
+from gravac.modes.outer.buffer_exchange import BufferExchange
 
 DEFAULT_STORAGE = AnchorStorage()
 """Default storage of anchors: on their parameters' device, in the number format of pseudo-gradients."""
@@ -53,13 +53,14 @@ class PendingFragment:
         round_number: number of the round.
         local_squared_norm: squared norm of the pseudo-gradient that this rank sends, 0-d, float64.
         mean_squared_norm: squared norm of the mean over the ranks, 0-d, float64.
-        local_finite: whether all numbers that this rank sends, in pseudo-gradient and buffers, are finite; a 0-d bool
-            tensor if the host must not wait for the device.
+        local_finite: whether all numbers that this rank sends are finite; a 0-d bool tensor if the host must not wait
+            for the device.
         mean_finite: once ``has_arrived``, whether all means are finite, and therefore applied: the same on all ranks; a
             0-d bool tensor if the host must not wait for the device.
         finite_flags_on_host: ``[mean_finite, local_finite]``, ``[2]``, bool, in host memory, to be read two rounds
             later; ``None`` before the means have arrived, or if both are ``bool`` already.
         reset_text: text that says which tensors this rank reset after it sent numbers that are not finite; or empty.
+        buffers: exchange of the model's buffers, in flight together with the last fragment; otherwise ``None``.
         waits_since: time since which training waits for the exchange; ``None`` if training does not wait.
     """
 
@@ -81,20 +82,19 @@ class PendingFragment:
         self.mean_finite: Verdict = True
         self.finite_flags_on_host: torch.Tensor | None = None
         self.reset_text = ""
-        self._buffer_pieces: tuple[Piece, ...] = ()
+        self.buffers: BufferExchange | None = None
         self._engine: Engine | None = None
         self.waits_since: Mark | None = None
         self._arrival_future: Future[None] = Future()
 
-    def check_local_finite(self, engine: Engine, buffer_pieces: Sequence[Piece] = ()) -> Verdict:
+    def check_local_finite(self, engine: Engine) -> Verdict:
         """Compute and return ``local_finite``: whether all numbers that this rank sends are finite.
 
         Args:
             engine: exchanges the pseudo-gradient.
-            buffer_pieces: buffers' differences from their anchors, which are sent with the pseudo-gradient.
         """
-        self._engine, self._buffer_pieces = engine, tuple(buffer_pieces)
-        self.local_finite = engine.executor.judge(_all_finite(self.local_squared_norm, self._buffer_pieces))
+        self._engine = engine
+        self.local_finite = engine.executor.judge(torch.isfinite(self.local_squared_norm))
         return self.local_finite
 
     def complete_exchange(self, failure: BaseException | None) -> None:
@@ -111,18 +111,16 @@ class PendingFragment:
             fail(self._arrival_future, error)
         else:
             self._arrival_future.set_result(None)
-        finally:
-            self._buffer_pieces = ()
 
     def _check_mean_finite(self) -> None:
         """Set ``mean_squared_norm``, and ``mean_finite``: whether all means are finite."""
         self.mean_squared_norm = _squared_norm(self.flat)
         if self._engine is not None:
             executor = self._engine.executor
-            finite = executor.judge(_all_finite(self.mean_squared_norm, self._buffer_pieces))
+            finite = executor.judge(torch.isfinite(self.mean_squared_norm))
             self.mean_finite = executor.everywhere(finite)  # ranks with other shards of the model have other means
             if isinstance(self.mean_finite, torch.Tensor):
-                local_finite = torch.as_tensor(self.local_finite)
+                local_finite = torch.as_tensor(self.local_finite, dtype=torch.bool, device=self.mean_finite.device)
                 self.finite_flags_on_host = executor.to_host(torch.stack([self.mean_finite, local_finite]))
 
     def free_means(self) -> None:
@@ -131,16 +129,18 @@ class PendingFragment:
 
     @property
     def has_arrived(self) -> bool:
-        """True if the means have arrived, or the exchange failed."""
-        return self._arrival_future.done()
+        """True if the means have arrived, also those of ``buffers``, or the exchange failed."""
+        return self._arrival_future.done() and (self.buffers is None or self.buffers.has_arrived)
 
     def wait(self) -> None:
-        """Wait until ``pieces`` hold the means over the ranks.
+        """Wait until ``pieces`` hold the means over the ranks, and those of ``buffers`` have arrived.
 
         Raises:
             ExchangeError: a rank did not answer.
         """
         self._arrival_future.result()
+        if self.buffers is not None:
+            self.buffers.wait()
 
 
 class Fragment:
@@ -359,16 +359,6 @@ def divide_into_fragments(
         parameters_of_fragments[-1][name] = parameter
         elements_so_far, parameters_left = elements_so_far + sizes[name], parameters_left - 1
     return [Fragment(fragment, storage, exchange_shapes) for fragment in parameters_of_fragments]
-
-
-def _all_finite(squared_norm: torch.Tensor, buffer_pieces: Sequence[Piece]) -> torch.Tensor:
-    """Return a 0-d bool tensor: whether a squared norm, and all numbers of buffers, are finite."""
-    finite = torch.isfinite(squared_norm)
-    return (
-        finite & all_elements_finite([piece.flat for piece in buffer_pieces]).to(finite.device)
-        if buffer_pieces
-        else finite
-    )
 
 
 def _keeps_anchors_at_zero_gradient(outer: torch.optim.Optimizer) -> bool:

@@ -4,9 +4,9 @@
 
 Otherwise a NaN on one rank would stay in the anchors of all ranks for good. How a fragment's exchange is refused:
 
-1. The fragment is sent. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not,
-   everything that is sent with the fragment (also buffers, with the last fragment) becomes NaN on every rank, and no
-   rank changes a residual.
+1. The fragment is sent. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not, the
+   fragment becomes NaN on every rank, and no rank changes a residual. Buffers are exchanged apart
+   (``buffer_exchange.py``), so that a buffer that is not finite refuses no fragment.
 2. The mean arrives. Its norm tells whether the mean is finite. All ranks have the same mean, so all come to the same
    result without another exchange. The mean is also not finite if a sum over the ranks overflowed.
 3. A mean that is not finite is not applied: it is refused. Anchors, the outer optimizer's state and the anchors of
@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from gravac.modes.outer.buffers import Buffers
 from gravac.modes.outer.fragments import Fragment, PendingFragment
 
 MAX_REFUSED_ROUNDS = 3
@@ -53,16 +52,15 @@ class Refusals:
 
     Args:
         fragments: fragments of the model, in the order in which they are sent.
-        buffers: the model's buffers, which are sent with the last fragment.
         inner: optimizers of the rank's own weights.
 
     Attributes:
         skipped: number of fragments' exchanges so far whose mean was not applied; the same on all ranks.
     """
 
-    def __init__(self, fragments: Sequence[Fragment], buffers: Buffers, inner: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, fragments: Sequence[Fragment], inner: Sequence[torch.optim.Optimizer]) -> None:
         self.skipped = 0
-        self._fragments, self._buffers, self._inner_optimizers = fragments, buffers, inner
+        self._fragments, self._inner_optimizers = fragments, inner
         self._applied_by_round: dict[int, list[bool]] = {}
         """Results of the rounds that ``check`` has not counted yet, by number of the round.
 
@@ -76,7 +74,7 @@ class Refusals:
     # this rank's tensors
 
     def reset_rank(self, pending: PendingFragment, current_round: int) -> None:
-        """Make this rank's weights, buffers and inner optimizer finite, after the rank sent NaN or infinities.
+        """Make this rank's weights and inner optimizer finite, after the rank sent NaN or infinities.
 
         The host looks at all of these tensors, and waits for them.
 
@@ -90,7 +88,7 @@ class Refusals:
             pending.reset_text = self._reset_not_finite(current_round, also_if_finite=True)
 
     def reset_before_saving(self, current_round: int) -> None:
-        """Make this rank's weights, buffers and inner optimizers' states finite before they are saved.
+        """Make this rank's weights and inner optimizers' states finite before they are saved.
 
         A saved state that is not finite could not be loaded again. The host waits for the device.
 
@@ -100,7 +98,7 @@ class Refusals:
         weights = [weight for fragment in self._fragments for weight in fragment.parameters.values()]
         states = [state for optimizer in self._inner_optimizers for state in optimizer.state.values()]
         state_tensors = [tensor for state in states for key, tensor in _tensors_in(state) if key != COUNT_KEY]
-        if any(map(_is_not_finite, (*weights, *state_tensors))) or self._buffers.names_not_finite:
+        if any(map(_is_not_finite, (*weights, *state_tensors))):
             reset_text = self._reset_not_finite(current_round)
             self._prepared_warnings.append(
                 f"gravac: round {current_round}: before the state was saved, gravac repaired this rank: {reset_text}"
@@ -109,12 +107,12 @@ class Refusals:
     def _reset_not_finite(self, current_round: int, also_if_finite: bool = False) -> str:
         """Make this rank's tensors finite; return a text that names the tensors that were not finite.
 
-        If any weight is not finite, all weights are reset to the anchors. A buffer that is not finite is reset to its
-        anchor. A tensor of an inner optimizer that is not finite is filled with zeros.
+        If any weight is not finite, all weights are reset to the anchors. A tensor of an inner optimizer that is not
+        finite is filled with zeros.
 
         Args:
             current_round: number of the present round.
-            also_if_finite: whether to reset the weights also if all weights and buffers are finite. Set after this rank
+            also_if_finite: whether to reset the weights also if all weights are finite. Set after this rank
                 sent numbers that are not finite: the difference between weights and anchors then overflowed.
         """
         self._last_reset_round = current_round
@@ -124,22 +122,20 @@ class Refusals:
             for name, weight in fragment.parameters.items()
             if _is_not_finite(weight)
         ]
-        buffer_names = self._buffers.reset_not_finite()
-        resets_weights = bool(weight_names) or (also_if_finite and not buffer_names)
+        resets_weights = bool(weight_names) or also_if_finite
         if resets_weights:
             self._reset_to_anchors()
-        names = [*weight_names, *(f"buffer {name}" for name in buffer_names)]
         zeroed_names = self._zero_inner_states()
-        if not names and not resets_weights:
+        if not resets_weights:
             return (
                 f"zeros replace tensors of its inner optimizer that are not finite: {_first_names_text(zeroed_names)}"
             )
         reset_text = (
-            f"some of its tensors are not finite: {_first_names_text(names)}"
-            if names
+            f"some of its tensors are not finite: {_first_names_text(weight_names)}"
+            if weight_names
             else "the distance of its weights from the anchor overflowed"
         )
-        reset_text += "; its weights restart from the anchor" if resets_weights else "; anchors replace these buffers"
+        reset_text += "; its weights restart from the anchor"
         if zeroed_names:
             reset_text += (
                 f"; zeros replace tensors of its inner optimizer that are not finite: {_first_names_text(zeroed_names)}"
@@ -195,6 +191,16 @@ class Refusals:
         self._prepared_warnings.append(
             f"gravac: {fragment_text}: the mean over the ranks is not finite and is not applied; {cause}"
         )
+
+    def add_warnings(self, pending: PendingFragment, texts: Sequence[str], rank: int) -> None:
+        """Prepare warnings about the buffers that were sent with a fragment.
+
+        Args:
+            pending: fragment whose mean has arrived.
+            texts: text of each warning.
+            rank: number of this rank.
+        """
+        self._prepared_warnings += [f"gravac: round {pending.round_number}: rank {rank}: {text}" for text in texts]
 
     def warn(self) -> None:
         """Issue all prepared warnings. Called at points of training at which an exception does no harm."""

@@ -22,6 +22,7 @@ from gravac.modes.outer.fragments import divide_into_fragments
 from gravac.modes.outer.not_finite import Refusals
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.rounds import Rounds
+from gravac.modes.outer.sample import WeightSample
 from gravac.modes.outer.shares import Shares
 from gravac.modes.outer.starting import ParameterCheck, make_outer_optimizer, parameters_to_train
 from gravac.policy import OuterSettings
@@ -30,6 +31,9 @@ from gravac.sources.local_model import LocalModel
 
 Tensors = Mapping[str, torch.Tensor]
 """Tensors by name."""
+
+BUFFER_PREFIX = "buffer:"
+"""Prefix of the names of buffers among those of parameters."""
 
 
 class OuterSteps:
@@ -50,7 +54,8 @@ class OuterSteps:
     Attributes:
         outer_optimizer: optimizer of the anchors.
         state: rounds, fragments and buffers of this rank.
-        holds_anchors: whether the module has the anchors in place of the rank's own weights.
+        holds_anchors: whether the module got the anchors in place of the rank's own weights. The program may have
+            written other weights into the module since.
 
     Raises:
         SettingsError: anchors cannot be stored in the requested number format.
@@ -68,7 +73,7 @@ class OuterSteps:
         seed: int = 0,
     ) -> None:
         model.prepare()
-        parameters = parameters_to_train(model.module, settings.fragments)
+        parameters = parameters_to_train(model, settings.fragments)
         self._model, self._parameter_check = model, ParameterCheck(model.module, model.optimizers, parameters)
         self._parameter_check.check()
         storage = AnchorStorage(settings.anchor_dtype == "bfloat16", settings.offload, seed)
@@ -81,7 +86,7 @@ class OuterSteps:
             fragments,
             buffers,
             Shares(engine, settings.by_speed, settings.samples),
-            Refusals(fragments, buffers, model.optimizers),
+            Refusals(fragments, model.optimizers),
             self.outer_optimizer,
             model.optimizers,
         )
@@ -91,6 +96,9 @@ class OuterSteps:
         self._local_weights: dict[str, torch.Tensor] = {}  # saved while the module has the anchors
         self._local_buffers: dict[str, torch.Tensor] = {}
         self.holds_anchors = False
+        self._was_loaded = False  # whether the program loaded a state dict into the module since it has the anchors
+        self._sample = WeightSample(list(self._parameters.values()))
+        self._program_edits_weights = False
 
     @property
     def piece_templates(self) -> dict[str, torch.Tensor]:
@@ -98,7 +106,7 @@ class OuterSteps:
         templates: dict[str, torch.Tensor] = {}
         for fragment in self.state.fragments:
             templates |= fragment.piece_templates
-        return templates | self.state.buffers.piece_templates
+        return templates
 
     def set_first_round(self, candidate: Candidate) -> None:
         """Set the number of steps and the delay of the first round to those of a candidate."""
@@ -125,6 +133,7 @@ class OuterSteps:
         """
         self.send()
         self.apply()
+        self._sample.take()
 
     def send(self) -> None:
         """Count a step, and send the fragments that are due after it: the first half of ``step``.
@@ -147,6 +156,36 @@ class OuterSteps:
         """The highest learning rate of the optimizers; nan if not known."""
         learning_rates = [rate for optimizer in self.state.inner if not math.isnan(rate := learning_rate(optimizer))]
         return max(learning_rates, default=math.nan)
+
+    # weights that the program writes between steps
+
+    def forward_starts(self, between_steps: bool) -> None:
+        """Remember the weights with which a forward with gradients begins.
+
+        Args:
+            between_steps: whether no step is under way, so that a program that has changed the weights since the last
+                step changes them after each step, as one that clips weights does.
+        """
+        if between_steps and self._engine.schedule.host_looks:
+            self._program_edits_weights = self._sample.differs()
+        self._sample.take()
+
+    def optimizer_stepped(self) -> None:
+        """Remember the weights that an optimizer has just updated."""
+        self._sample.take()
+
+    @property
+    def program_moved_weights(self) -> bool:
+        """True if most weights have changed since the last forward with gradients or optimizer's step."""
+        return not self.holds_anchors and self._sample.differs()
+
+    @property
+    def program_replaced_weights(self) -> bool:
+        """True if the program has put other weights into the module since the last step, as to evaluate their mean.
+
+        False for a program that changes the weights after each step.
+        """
+        return not self._program_edits_weights and self.program_moved_weights
 
     # ends
 
@@ -204,9 +243,10 @@ class OuterSteps:
     def prepare_to_evaluate(self) -> None:
         """Wait until no exchange is in flight, and put the anchors into the module until ``restore_local``.
 
-        One rank may call this method alone, since it starts no collective.
+        If the program has put weights of its own into the module, these stay, and are evaluated. One rank may call this
+        method alone, since it starts no collective.
         """
-        if not self.holds_anchors:
+        if not self.holds_anchors and not self.program_replaced_weights:
             self._rounds.pause()
             self.wait_for_exchanges()
             self.hold_anchors()
@@ -225,36 +265,81 @@ class OuterSteps:
         self._local_buffers = self.state.buffers.put_anchors()
         self.holds_anchors = True
 
-    def restore_local(self) -> None:
-        """Put this rank's own weights and buffers back into the module, if it has the anchors."""
+    def restore_local(self, keep_written: bool = True) -> None:
+        """Put this rank's own weights and buffers back into the module, if it has the anchors.
+
+        Args:
+            keep_written: whether a weight or buffer stays in the module if the program has written it meanwhile, so
+                that it is no longer the anchor. Weights that the program loaded, by ``load_state_dict``, become the
+                anchors of a new round; all ranks must then have loaded the same.
+        """
         if not self.holds_anchors:
             return
         self._model.prepare()
+        written_names = self._written_names() if keep_written else frozenset()
+        if self._was_loaded and written_names:
+            self._start_from_module()
+            return
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                parameter.copy_(self._local_weights[name])
-        self.state.buffers.overwrite(self._local_buffers)
-        self._local_weights, self._local_buffers, self.holds_anchors = {}, {}, False
+                if name not in written_names:
+                    parameter.copy_(self._local_weights[name])
+        present_tensors = self._present_tensors
+        self.state.buffers.overwrite(
+            {
+                name: present_tensors[BUFFER_PREFIX + name] if BUFFER_PREFIX + name in written_names else buffer
+                for name, buffer in self._local_buffers.items()
+            }
+        )
+        self._forget_local()
         self._rounds.resume()
 
-    def start_from_module(self) -> None:
-        """Begin a new round from weights that the user loaded into the module, the same on every rank.
+    def _written_names(self) -> frozenset[str]:
+        """Return names of parameters, and ``BUFFER_PREFIX`` + names of buffers, that are no longer their anchors.
 
-        If the loaded weights equal the anchors, nothing changes: they then belong to a checkpoint, and gravac's
-        state in that checkpoint restores the rank's own weights.
+        A buffer of a new shape, on which ranks have not agreed yet, never was its anchor.
         """
-        self._model.prepare()
-        loaded_weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        if all(
-            torch.equal(self._anchors[name].detach().to(loaded_weight), loaded_weight)
-            for name, loaded_weight in loaded_weights.items()
-        ):
-            return
+        anchors = self._anchors | {BUFFER_PREFIX + name: anchor for name, anchor in self.state.buffers.anchors.items()}
+        present_tensors = self._present_tensors
+        pairs = {name: (present_tensors[name], anchor) for name, anchor in anchors.items()}
+        return frozenset(
+            name
+            for name, (present, anchor) in pairs.items()
+            if present.shape == anchor.shape and not _same_bits(present, anchor)
+        )
+
+    @property
+    def _present_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters that are in the module now, by name, and buffers, by ``BUFFER_PREFIX`` + name."""
+        parameters = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        buffers = self.state.buffers.all_buffers
+        return parameters | {BUFFER_PREFIX + name: buffer for name, buffer in buffers.items()}
+
+    def _forget_local(self) -> None:
+        """Forget the weights and buffers that were saved while the module had the anchors."""
+        self._local_weights, self._local_buffers = {}, {}
+        self.holds_anchors = self._was_loaded = False
+
+    def loading_starts(self) -> None:
+        """Prepare for a state dict that the program loads into the module. Called on one rank, or on all.
+
+        A program may load weights to evaluate them, and then load those that it saved before; ``restore_local`` finds
+        out which it was. Entries that the state dict lacks are those of the anchors.
+        """
+        if not self.holds_anchors:
+            self._rounds.pause()
+            self.wait_for_exchanges()
+            self.hold_anchors()
+        self._was_loaded = True
+
+    def _start_from_module(self) -> None:
+        """Begin a new round from the weights and buffers in the module, which are the same on every rank."""
         self.wait_for_exchanges()
-        self._local_weights, self._local_buffers, self.holds_anchors = {}, {}, False
+        self._forget_local()
         self._rounds.resume()
+        present_weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
         for fragment in self.state.fragments:
-            fragment.set_anchors(loaded_weights)
+            fragment.set_anchors(present_weights)
         self.state.buffers.set_anchors()
         self.state.in_round = 0
 
@@ -283,7 +368,7 @@ class OuterSteps:
             yield
         finally:
             if not held_anchors:
-                self.restore_local()
+                self.restore_local(keep_written=False)
 
     @torch.inference_mode(False)
     def wait_for_exchanges(self) -> None:
@@ -312,12 +397,16 @@ class OuterSteps:
         Called on every rank.
         """
         held_anchors = self.holds_anchors
-        self.restore_local()
+        written_names = self._written_names() if held_anchors and not self._was_loaded else frozenset()
+        written = {name: tensor.clone() for name, tensor in self._present_tensors.items() if name in written_names}
+        self.restore_local(keep_written=self._was_loaded)
         self._rounds.send_rest(self.learning_rate)
         self._rounds.wait_for_exchanges()
         self._rounds.prepare_to_save()
         if held_anchors:
             self.hold_anchors()
+        for name, tensor in written.items():
+            self._present_tensors[name].copy_(tensor)
 
     def with_local_weights(self, dumped: dict[str, Any]) -> dict[str, Any]:
         """Return this rank's dumped state with its own weights and buffers, even while the module has the anchors.
@@ -373,6 +462,13 @@ class OuterSteps:
     def has_stepped(self) -> bool:
         """True if a step has been made since this object was created."""
         return self._rounds.has_stepped
+
+
+def _same_bits(tensor: torch.Tensor, anchor: torch.Tensor) -> bool:
+    """True if a tensor has the bits of an anchor that was copied to it. The host waits for a device."""
+    pair = (torch.view_as_real(each) if each.is_complex() else each for each in (tensor, anchor.detach().to(tensor)))
+    first, second = (each.contiguous().reshape(-1).view(torch.uint8) for each in pair)
+    return torch.equal(first, second)
 
 
 def memory_bytes(module: torch.nn.Module, settings: OuterSettings) -> int:

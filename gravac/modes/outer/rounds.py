@@ -259,16 +259,12 @@ class Rounds:
                 self._read_flags(state.ended - FLAGS_DELAY_ROUNDS)  # the executor has caught up with these rounds
             pending = fragment.compute_pseudo_gradient(state.steps + delay, state.shares.weight, state.ended, mixing)
             self._sent_fragments.append(pending)
-            buffers = state.buffers.compute_differences(state.shares.weight, mixing or 0.0) if is_last else ()
-            contiguous_buffer = None if buffers else pending.flat
-            local_finite = pending.check_local_finite(self._engine, buffers)
+            local_finite = pending.check_local_finite(self._engine)
             self._last_handle = self._engine.exchange(
-                (*pending.pieces, *buffers),
-                contiguous_buffer,
-                is_last=True,
-                then=pending.complete_exchange,
-                finite=local_finite,
+                pending.pieces, pending.flat, is_last=True, then=pending.complete_exchange, finite=local_finite
             )
+            if is_last:
+                pending.buffers = state.buffers.send(self._engine, state.shares.weight, mixing or 0.0, looks=dense)
             if not self._engine.schedule.host_looks:
                 self._unread_fragments.append((position, pending))
             elif local_finite is False:
@@ -308,7 +304,7 @@ class Rounds:
         if fragment.due_step is not None:
             fragment.apply_anchors()
             if fragment is self._state.fragments[-1]:
-                self._state.buffers.apply_anchors_if(fragment.mean_applied)
+                self._state.buffers.apply_anchors(fragment.mean_applied)
 
     def _apply_mean(self, fragment: Fragment, training_waits: bool = True) -> None:
         """Wait for a fragment's mean, if the fragment is in flight, and make the outer step on its anchors.
@@ -331,9 +327,10 @@ class Rounds:
         self._engine.executor.join()
         pending_exchange = fragment.pending
         fragment.apply_mean(self._state.outer)
-        if is_last:
-            self._state.buffers.zero_means_unless(fragment.mean_applied)
-            self._state.buffers.apply_mean()
+        if pending_exchange.buffers is not None:
+            self._state.buffers.apply_mean(fragment.mean_applied)
+            if self._engine.schedule.host_looks:
+                self._read_buffer_flags(pending_exchange)
         if isinstance(pending_exchange.mean_finite, bool):
             self._record_result(self._state.fragments.index(fragment), pending_exchange, pending_exchange.mean_finite)
 
@@ -348,10 +345,17 @@ class Rounds:
         while self._unread_fragments and self._unread_fragments[0][1].round_number <= newest_round:
             position, pending = self._unread_fragments.pop(0)
             assert pending.finite_flags_on_host is not None
+            self._read_buffer_flags(pending)
             mean_finite, local_finite = map(bool, pending.finite_flags_on_host.tolist())
             if not local_finite:
                 self._state.refusals.reset_rank(pending, self._state.ended)
             self._record_result(position, pending, mean_finite)
+
+    def _read_buffer_flags(self, pending: PendingFragment) -> None:
+        """Read, on the host, the flags of the buffers that were sent with a fragment, if any were."""
+        if pending.buffers is not None:
+            texts = self._state.buffers.read_flags(pending.buffers)
+            self._state.refusals.add_warnings(pending, texts, self._engine.state.rank)
 
     def _record_result(self, position: int, pending: PendingFragment, mean_finite: bool) -> None:
         """Record whether the mean of the fragment at a position was finite, and therefore applied."""
@@ -391,7 +395,8 @@ def inverse_drift(sent_fragments: Sequence[PendingFragment]) -> torch.Tensor:
         tensor(2.)
     """
     norm_names = ("local_squared_norm", "mean_squared_norm")
+    zero = torch.zeros((), dtype=torch.float32, device="cpu")
     local_sum, mean_sum = (
-        sum((getattr(pending, norm_name) for pending in sent_fragments), torch.zeros(())) for norm_name in norm_names
+        sum((getattr(pending, norm_name) for pending in sent_fragments), zero) for norm_name in norm_names
     )
     return (local_sum / mean_sum).sqrt()

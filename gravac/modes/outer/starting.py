@@ -13,25 +13,23 @@ from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import canonical_name
 from gravac.sources.ddp_private import averaged_parameters, ignored_buffers
+from gravac.sources.local_model import LocalModel
 from gravac.texts import text_of
 
 
-def parameters_to_train(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that require gradients, by name, without those that DDP ignores.
+def parameters_to_train(model: LocalModel, fragments: int) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that ranks exchange, by name, in the model's order.
 
     Args:
-        module: module trained on this rank.
+        model: model trained on this rank.
         fragments: number of fragments that the parameters will be divided into.
 
     Raises:
         TypeError: a parameter is complex.
         ValueError: there are no parameters to train, or fewer parameters than fragments.
     """
-    parameters = {
-        canonical_name(name): parameter
-        for name, parameter in averaged_parameters(module).items()
-        if parameter.requires_grad
-    }
+    named_parameters = ((canonical_name(name), each) for name, each in averaged_parameters(model.module).items())
+    parameters = {name: parameter for name, parameter in named_parameters if name in model.trained_names}
     refuse_complex(parameters)
     if len(parameters) < fragments:
         raise ValueError(
@@ -60,6 +58,7 @@ class ParameterCheck:
         averaged_ids = {id(parameter) for parameter in averaged_parameters(module).values()}
         self._ignored_ids = {id(parameter) for parameter in module.parameters()} - averaged_ids
         self._exchanged_by_id = {id(parameter): (parameter, _layout_of(parameter)) for parameter in parameters.values()}
+        self._known_ids = {*self._exchanged_by_id, *self._ignored_ids}
 
     def check(self) -> None:
         """Check that outer steps exchange each parameter that trains, and that no parameter was moved or converted.
@@ -79,14 +78,13 @@ class ParameterCheck:
                     )
             elif parameter.requires_grad and id(parameter) not in self._ignored_ids:
                 raise ValueError(
-                    f"module: parameter {canonical_name(name)} requires a gradient, but did not when attach was "
-                    "called, or was another tensor, so ranks would not exchange the parameter; make a new "
-                    "AdaptiveCompressor, or let all parameters to train require gradients before attach, and freeze "
-                    "some afterwards"
+                    f"module: parameter {canonical_name(name)} requires a gradient, but did not when "
+                    "DistributedDataParallel was created, or was another tensor, so ranks would not exchange the "
+                    "parameter; let all parameters to train require gradients first, and freeze some afterwards"
                 )
         for group in [group for optimizer in self._inner_optimizers for group in optimizer.param_groups]:
             for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in (*self._exchanged_by_id, *self._ignored_ids):
+                if parameter.requires_grad and id(parameter) not in self._known_ids:
                     raise ValueError(
                         f"optimizer: it trains a tensor of shape {tuple(parameter.shape)} that is not a parameter of "
                         "the module, so ranks would not exchange the tensor; give a module with all parameters that "
@@ -119,10 +117,11 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
     The texts describe whether ``samples`` is set, which buffers are local, how the outer optimizer is created, and the
     shapes and number formats of all parameters and buffers.
     """
+    any_parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
     setting_texts = {
         "outer.samples": "not set" if settings.samples is None else "set",
         "outer.local_buffers": text_of(tuple(sorted(settings.local_buffers))),
-        "outer": describe_optimizer(make_outer_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])),
+        "outer": describe_optimizer(make_outer_optimizer(settings, [any_parameter])),
     }
     parameters = {canonical_name(name): parameter for name, parameter in averaged_parameters(module).items()}
     suffixes = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())

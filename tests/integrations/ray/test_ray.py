@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.packaging.pages import DOCS, ROOT, blocks
+from tests.packaging.test_docs_run import DOCS, ROOT, blocks
 
 pytestmark = [pytest.mark.framework, pytest.mark.timeout(300)]
 

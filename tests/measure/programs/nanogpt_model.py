@@ -40,7 +40,7 @@ def cloned(clone: Path) -> ModuleType:
 
 @dataclass(frozen=True)
 class NanoGPT(Characters):
-    """nanoGPT with the configuration of ``tests.measure.nanogpt``: 1.0 M parameters at the default width.
+    """nanoGPT with the configuration of ``tests.measure.programs.nanogpt``: 1.0 M parameters at the default width.
 
     Attributes:
         learning_rate: learning rate of AdamW as nanoGPT sets it up: betas 0.9 and 0.95, decay 0.1 of matrices alone.

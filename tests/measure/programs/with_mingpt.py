@@ -1,56 +1,56 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of minGPT-ddp of pytorch/examples, on characters, with the lines of its patch; see ``programs_links``.
+"""One rank of minGPT-ddp of pytorch/examples, on characters, with a method's lines; see ``tests.measure.lines``.
 
     python -m tests.measure.programs.with_mingpt METHOD SEED RATE STEPS MORE EVALUATIONS
 
-It runs in a folder that ``write`` made: the program's own ``Trainer``, model and data, patched for a CPU and with the
-lines that a user adds. Its learning rate is constant, so that ``STEPS`` is not used. Rank 0 evaluates, which stops the
-clock. What is printed is in the form of nanoGPT's ``train.py``.
+It runs in a folder that ``write`` made: the program's own ``Trainer``, model and data, patched for a CPU. Its
+learning rate is constant, so that ``STEPS`` is not used. Rank 0 evaluates, which stops the clock. What is printed is in
+the form of nanoGPT's ``train.py``. The program imports boto3 (``pip install boto3``).
 """
 
-import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-from tests.measure.nanogpt import REPORT
-from tests.measure.nanogpt_links import BEGINS
-from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, RunReport
+from gravac.settings import SettingsError
+from tests.measure.programs.methods import BEGINS, attach, end
 from tests.measure.turns import wait_for_turn
-from tests.real.programs import MinGPT
 
 FOLDER = "minGPT-ddp"
 
 CONTEXT, SEQUENCES = 64, 8
 """Characters of a sequence, and sequences of a rank's step."""
 
-PROBED, VALIDATED = 4, 40
-"""Number of batches of each rank that the probe has, and of an evaluation."""
-
-GIVEN = "GRAVAC_SETTINGS"
-"""Name in the program's module ``trainer`` of the function that gives the settings, by trainer."""
+VALIDATED = 40
+"""Number of batches of an evaluation."""
 
 
-def write(sources: Path, folder: Path, method: str) -> None:
-    """Write the program into a folder, with gravac's lines if the method has them.
+def write(clone: Path, folder: Path) -> None:
+    """Copy the program into a folder that the ranks will run in, with the patch for a CPU.
 
     Args:
-        sources: folder with a clone of pytorch/examples, named ``examples``.
+        clone: folder of a clone of pytorch/examples.
         folder: folder that the ranks will run in.
-        method: one of ``tests.measure.programs.methods``.
+
+    Raises:
+        SettingsError: the patch does not fit the clone.
     """
-    MinGPT().set_up(sources, folder / FOLDER, f"**{GIVEN}(self)")
-    path = folder / FOLDER / "mingpt" / "trainer.py"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if method in SETTINGS or "self.compressor" not in line]
-    path.write_text("".join(kept), encoding="utf-8")
+    shutil.copytree(clone / "distributed" / FOLDER, folder / FOLDER)
+    patch = Path(__file__).with_name("mingpt_ddp.patch").read_text(encoding="utf-8")
+    command = ["git", "apply", "-"]
+    applied = subprocess.run(command, cwd=folder / FOLDER, input=patch, capture_output=True, text=True, check=False)
+    if applied.returncode != 0:
+        raise SettingsError(
+            f"mingpt_ddp.patch does not fit {clone}: use a clone of pytorch/examples at commit 1180444fdc93; git "
+            f"says: {applied.stderr}"
+        )
 
 
 def mean_loss(model: torch.nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -81,21 +81,8 @@ def main() -> None:
     count = int(0.9 * len(characters))
     train, test = torch.utils.data.random_split(characters, [count, len(characters) - count])
     train = torch.utils.data.Subset(train, range(world * SEQUENCES * total))  # type: ignore[assignment]
-
-    def batches(first: int, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        chosen = torch.utils.data.Subset(test, range(first * SEQUENCES, (first + number) * SEQUENCES))
-        return list(torch.utils.data.DataLoader(chosen, batch_size=SEQUENCES))
-
-    validation = batches(0, VALIDATED)
-    probed = batches(VALIDATED + rank * PROBED, PROBED)
-    report = RunReport()
-
-    def settings(made: Any) -> dict[str, Any]:
-        bare = made.model.module
-        measured = {"probe": lambda: mean_loss(bare, probed), "total_steps": total} if method in PROBING else {}
-        return {**SETTINGS[method], **measured, "sinks": [report]}
-
-    setattr(loop, GIVEN, settings)
+    held = torch.utils.data.Subset(test, range(VALIDATED * SEQUENCES))
+    validation = list(torch.utils.data.DataLoader(held, batch_size=SEQUENCES))
 
     class Clocked(loop.Trainer):  # type: ignore[misc, name-defined]
         """The program's trainer, which evaluates now and then."""
@@ -130,15 +117,10 @@ def main() -> None:
         max_epochs=1, batch_size=SEQUENCES, data_loader_workers=0, grad_norm_clip=1.0, save_every=2, use_amp=False
     )
     trainer = Clocked(asked, network, optimizer, train)
-    if method == FLOAT16:
-        trainer.model.register_comm_hook(None, fp16_compress_hook)
+    attached = attach(method, trainer.model, trainer.optimizer)
     print(BEGINS, flush=True)
     trainer.train()
-    if method in SETTINGS:
-        plain = report.as_plain(trainer.compressor)
-        if rank == 0:
-            print(REPORT + json.dumps(plain))
-        trainer.compressor.close()
+    end(attached)
     dist.destroy_process_group()
 
 
