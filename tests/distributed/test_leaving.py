@@ -150,7 +150,8 @@ def resumed_after_detach(rank: int, world: int) -> bool:
 
 
 def test_attaching_again_goes_on_bit_for_bit() -> None:
-    assert processes(resumed_after_detach, 3) == [True, True, True]
+    """Of two ranks: the sum of three depends on which groups a job joins, and that on the link's measured speed."""
+    assert processes(resumed_after_detach, 2) == [True, True]
 
 
 def pending(rank: int, world: int) -> tuple[bool, torch.Tensor]:
