@@ -115,8 +115,6 @@ class AdaptiveCompressor(Closeable):
         sinks: functions, each of which is called with every record (of a step, a decision, ...) on rank 0; what they
             return is not used. A sink with a method ``close()`` is closed with the run. Default: none.
         process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
-        pace: bits per second of a slower link that gravac emulates by sleeping, for experiments; ``None``, the default:
-            the link as it is.
         executor: what runs the exchange: ``"stream"``: a GPU's streams (NCCL); ``"thread"``: a thread (gloo);
             ``"auto"``, the default: the one that fits the process group's backend.
         history: number of the newest decisions that the attribute ``history`` and checkpoints hold, 1 or more; default:
@@ -161,7 +159,6 @@ class AdaptiveCompressor(Closeable):
         log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
-        pace: float | None = None,
         executor: str = "auto",
         history: int = 1000,
     ) -> None:
@@ -191,7 +188,6 @@ class AdaptiveCompressor(Closeable):
             total_steps=total_steps,
             history=history,
             log_dir=log_dir,
-            pace=pace,
             executor=executor,
         )
         self._build(settings, sinks, process_group, probe)
@@ -208,7 +204,6 @@ class AdaptiveCompressor(Closeable):
         log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
-        pace: float | None = None,
         executor: str = "auto",
         history: int = 1000,
     ) -> "AdaptiveCompressor":
@@ -227,7 +222,6 @@ class AdaptiveCompressor(Closeable):
             total_steps=total_steps,
             history=history,
             log_dir=log_dir,
-            pace=pace,
             executor=executor,
         )
         return cls.from_settings(settings, sinks, process_group, probe)

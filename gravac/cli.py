@@ -12,6 +12,7 @@ from importlib.metadata import version
 from types import FrameType
 
 from gravac.commands import advise, bench, calibrate, demo, doctor, policies
+from gravac.lab.links.rootless import restart_in_user_namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (demo, doctor, bench, advise, calibrate, policies):
         command.add(commands)
     options = parser.parse_args(arguments)
+    if arguments is None and not getattr(options, "paced", True):  # a command that emulates links
+        restart_in_user_namespace()
     previous_handlers = {
         signal_number: signal.signal(signal_number, _stop_on_signal)
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

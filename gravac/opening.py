@@ -103,4 +103,4 @@ class RunOpening:
             check_alike(shared_texts, device, self.agree_group)
             self.engine.decide_by(largest_shapes(self.engine.shapes, self.agree_group))
         check_alike({**shared_texts, **self.engine.parameter_texts}, device, self.group)
-        return open_executor(device, self.group, self.agree_group, settings.executor, settings.pace)
+        return open_executor(device, self.group, self.agree_group, settings.executor)

@@ -331,7 +331,6 @@ class RunSettings(Settings):
         total_steps: number of training steps of the run, 1 or more; ``None``, the default: not known.
         history: number of the newest decisions that ``AdaptiveCompressor.history`` holds, 1 or more; default: 1000.
         log_dir: folder for logs; ``None``, the default: nothing is written.
-        pace: bits per second of a slower link to emulate, above 0; ``None``, the default: the link as it is.
         executor: what runs the exchange: ``"thread"``, ``"stream"`` (a GPU's streams), or ``"auto"``, the default.
         probe: whether this process has a function that returns the loss on fixed batches; default: False.
 
@@ -346,7 +345,6 @@ class RunSettings(Settings):
     probe: bool = False
     history: int = Field(default=1000, ge=1)
     log_dir: Path | None = None
-    pace: float | None = Field(default=None, gt=0)
     executor: Literal["auto", "thread", "stream"] = "auto"
     policy: Policy = Field(default_factory=lambda: Policy())
 
@@ -394,7 +392,7 @@ class RunSettings(Settings):
     def shared(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as texts by name.
 
-        ``log_dir``, ``pace`` and the settings in ``COMPARED_IN_ATTACH`` are left out: they may differ between ranks.
+        ``log_dir`` and the settings in ``COMPARED_IN_ATTACH`` are left out: they may differ between ranks.
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         versions["beliefs"] = beliefs.beliefs_in_force().digest

@@ -79,7 +79,6 @@ from gravac.settings import Settings, is_number
         ({"sinks": [3]}, r"sinks: give a sequence of functions of a record .got \[3\]"),
         ({"process_group": "x"}, "process_group: give a group of torch.distributed.new_group .* .got 'x'"),
         ({"steps_per_epoch": 1.5}, "steps_per_epoch: .*got 1.5"),
-        ({"pace": -1}, "pace: .*got -1"),
         ({"base": dense}, "cf_range: dense in float32 reaches only CF 1"),
     ],
     ids=str,
@@ -94,11 +93,7 @@ NUMERIC = [
     for kind in (*COMPRESSORS.values(), Static(cf=2), GraVAC(), Goodput(), Accordion(), Warmup(), Policy())
     for name, value in kind
     if is_number(value)
-] + [
-    (kind, name)
-    for kind in (OuterSettings(), RunSettings())
-    for name in ("samples", "samples_per_step", "pace", "history")
-]
+] + [(kind, name) for kind in (OuterSettings(), RunSettings()) for name in ("samples", "samples_per_step", "history")]
 """Settings objects, and names of their fields that hold numbers."""
 
 

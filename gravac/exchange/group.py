@@ -3,7 +3,6 @@
 """Runs collectives over a torch process group, and counts the bytes that this rank sends."""
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -141,15 +140,12 @@ class Pending(NamedTuple):
         works: torch's handles of the collective, each with a ``wait()``.
         result: result of the collective, a tensor or (all-gather) a tuple of tensors; complete once ``works`` have
             ended.
-        link_free_at: time, in seconds of ``time.perf_counter``, at which an emulated slower link would have sent the
-            bytes; 0 without emulation.
         peers: rank of the group at the other end of each of ``works``; empty if these are not exchanges of two ranks.
         device: device of the requested tensors, to which ``StagedTransport`` copies the result.
     """
 
     works: list[Any]
     result: Any
-    link_free_at: float = 0.0
     peers: Sequence[int] = ()
     device: torch.device = CPU
 
@@ -160,7 +156,6 @@ class GroupTransport:
     Args:
         group: process group. With gloo, no other code may use the group, so that collectives start in the same order on
             all ranks.
-        pace: speed, in bits per second, of a slower link to emulate by sleeping; ``None``: no emulation.
         device: device of the exchanged tensors.
 
     Attributes:
@@ -170,17 +165,15 @@ class GroupTransport:
         ledger: number of this rank's collectives so far, and totals of their payload and wire bytes.
     """
 
-    def __init__(self, group: dist.ProcessGroup, pace: float | None = None, device: torch.device = CPU) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device = CPU) -> None:
         self.group = group
         self.world = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.ledger = Ledger(self.world)
-        self._pace = pace
         self._pairwise = backend_of(group, device) == "gloo"
         self._swap_count = 0
         ranks_by_distance = [(self.rank + distance) % self.world for distance in range(1, self.world)]
         self._swap_peers = (*reversed(ranks_by_distance), *ranks_by_distance)  # of the receives, then of the sends
-        self._link_free_at = 0.0
 
     def has_ended(self, pending: list[Pending]) -> bool:
         """True if collectives that ``launch`` started have ended, so that ``finish`` would not wait for a rank."""
@@ -211,8 +204,6 @@ class GroupTransport:
                     work.wait()
                 except RuntimeError as failure:
                     raise self._no_answer_error(failure, collective.peers[index : index + 1]) from failure
-        if self._pace is not None:
-            time.sleep(max(0.0, max(collective.link_free_at for collective in pending) - time.perf_counter()))
         return [collective.result for collective in pending]
 
     def interrupt(self) -> None:
@@ -244,12 +235,10 @@ class GroupTransport:
         )
 
     def _launch(self, request: Collective) -> Pending:
-        wire_bytes = self.ledger.book(request)
-        if self._pace is not None:
-            self._link_free_at = max(self._link_free_at, time.perf_counter()) + 8 * wire_bytes / self._pace
+        self.ledger.book(request)
         works, result = self._call(request)
         peers = self._swap_peers if len(works) > 1 else ()
-        return Pending(works, result, self._link_free_at, peers)
+        return Pending(works, result, peers)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
         """Start a collective; return torch's handles to wait for, and the result, complete once the handles ended."""

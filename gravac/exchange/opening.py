@@ -38,7 +38,6 @@ def open_executor(
     group: dist.ProcessGroup | None = None,
     agree_group: dist.ProcessGroup | None = None,
     executor_kind: ExecutorKind = "auto",
-    pace: float | None = None,
 ) -> OpenedExecutor:
     """Create an executor over a process group, and measure the link's speed. Called on every rank.
 
@@ -52,19 +51,13 @@ def open_executor(
         agree_group: group of the ranks that agree on measurements and decisions; ``None``: the same as ``group``.
         executor_kind: kind of executor; ``"auto"``: a thread for CPU tensors or gloo, streams for GPU tensors over
             NCCL.
-        pace: speed, in bits per second, of a slower link to emulate by sleeping; ``None``: no emulation.
 
     Raises:
         RuntimeError: the default process group is not initialized; or gravac cannot use the group's backend; or
-            ``executor_kind`` does not fit the backend; or ``pace`` was given and the executor would use streams.
+            ``executor_kind`` does not fit the backend.
     """
     check_initialized()
     if choose_executor_kind(backend_of(group, device), device, executor_kind) == "stream":
-        if pace is not None:
-            raise RuntimeError(
-                "pace: gravac emulates a slow link by sleeping, which is impossible if a GPU's streams run the "
-                "exchange; use gloo, or pace=None"
-            )
         averaging_transport = GroupTransport(group or _default_group(), device=device)
         agree_transport = None if agree_group is None else GroupTransport(agree_group, device=device)
         # separate transports, so that the ledger of the steps does not count the probe's bytes
@@ -78,11 +71,11 @@ def open_executor(
         )
     transport_class = GroupTransport if device.type == "cpu" else StagedTransport
     averaging_group = private_group(group)
-    agree_transport = None if agree_group is None else GroupTransport(private_group(agree_group), pace)
-    probed_agree_transport = None if agree_transport is None else transport_class(agree_transport.group, pace)
-    measured_link = probe_link(transport_class(averaging_group, pace), device, probed_agree_transport)
+    agree_transport = None if agree_group is None else GroupTransport(private_group(agree_group))
+    probed_agree_transport = None if agree_transport is None else transport_class(agree_transport.group)
+    measured_link = probe_link(transport_class(averaging_group), device, probed_agree_transport)
     gpu_device = None if device.type == "cpu" else CudaDevice(device)
-    return OpenedExecutor(Fifo(transport_class(averaging_group, pace), agree_transport), measured_link, gpu_device)
+    return OpenedExecutor(Fifo(transport_class(averaging_group), agree_transport), measured_link, gpu_device)
 
 
 def choose_executor_kind(

@@ -169,7 +169,7 @@ def test_the_hook_alone_hears_it_from_backward_and_the_ranks_can_train_afterward
 
 
 def alike(rank: int, world: int, folder: Path) -> tuple[torch.Tensor, list[int]]:
-    """Log folder, sinks and pace are each rank's own; count what is gathered before the first step."""
+    """Log folder and sinks are each rank's own; count what is gathered before the first step."""
     gathers: list[int] = []
     gather = dist.all_gather
 
@@ -177,7 +177,7 @@ def alike(rank: int, world: int, folder: Path) -> tuple[torch.Tensor, list[int]]
         gathers.append(part.nbytes)
         return gather(rows, part, *rest, **named)
 
-    own: dict[str, Any] = {"log_dir": folder / str(rank), "sinks": [print] * rank, "pace": 1e9 if rank else None}
+    own: dict[str, Any] = {"log_dir": folder / str(rank), "sinks": [print] * rank}
     ddp = parallel()
     with mock.patch.object(dist, "all_gather", counted), AdaptiveCompressor(**SAME, **own) as compressor:
         compressor.attach(ddp)

@@ -12,6 +12,7 @@ from gravac import AdaptiveCompressor
 from gravac.collectives import AllReduce, Collective
 from gravac.exchange.group import GroupTransport
 from gravac.exchange.link_probe import LinkProbe, probe_link
+from gravac.lab.links.pauses import imitated_link
 from tests.distributed.training import parallel, sgd, train
 from tests.ranks import processes
 
@@ -48,13 +49,17 @@ def test_a_link_is_found_to_be_what_it_is(latency: float, rate: float, monkeypat
     assert found.bandwidth == pytest.approx(rate, rel=0.02)
 
 
-def sounded(rank: int, world: int, paces: list[float]) -> list[LinkProbe | None]:
+def sounded(rank: int, world: int, rates: list[float]) -> list[LinkProbe | None]:
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
-    return [probe_link(GroupTransport(group, pace)) for pace in paces]
+    found = []
+    for rate in rates:
+        with imitated_link(rate):
+            found.append(probe_link(GroupTransport(group)))
+    return found
 
 
-def test_a_paced_link_is_found_to_be_no_faster_than_it_is_and_alike_on_every_rank() -> None:
+def test_a_slow_link_is_found_to_be_no_faster_than_it_is_and_alike_on_every_rank() -> None:
     first, *others = processes(sounded, 3, [1e6, 1e8])
     assert all(other == first for other in others)
     slow, fast = first
@@ -66,8 +71,8 @@ def of_replicas(rank: int, world: int) -> LinkProbe | None:
     """Averages over pairs whose links differ, agrees over all four."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     everyone = GroupTransport(dist.new_group([0, 1, 2, 3]))  # type: ignore[arg-type]
-    mine = GroupTransport(pairs[rank // 2], (1e6, 1e8)[rank // 2])  # type: ignore[arg-type]
-    return probe_link(mine, agreement=everyone)
+    with imitated_link((1e6, 1e8)[rank // 2]):
+        return probe_link(GroupTransport(pairs[rank // 2]), agreement=everyone)  # type: ignore[arg-type]
 
 
 def test_groups_that_agree_go_by_the_mean_of_their_links() -> None:
@@ -77,10 +82,10 @@ def test_groups_that_agree_go_by_the_mean_of_their_links() -> None:
     assert first.bandwidth <= 2 * 2 / (1 / 1e6 + 1 / 1e8)  # half of what it took may be put down to latency
 
 
-def started(rank: int, world: int, pace: float) -> list[Any]:
+def started(rank: int, world: int, rate: float) -> list[Any]:
     ddp = parallel()
     optimizer = sgd(ddp)
-    with AdaptiveCompressor(pace=pace) as compressor:
+    with imitated_link(rate), AdaptiveCompressor() as compressor:
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(2))
         return (
@@ -90,11 +95,11 @@ def started(rank: int, world: int, pace: float) -> list[Any]:
         )
 
 
-@pytest.mark.parametrize("pace", [1e6, 1e8])
-def test_candidates_know_what_they_should_take_and_a_slow_link_starts_compressed(pace: float) -> None:
-    (candidates, ran, sent), other = processes(started, 2, pace)
+@pytest.mark.parametrize("rate", [1e6, 1e8])
+def test_candidates_know_what_they_should_take_and_a_slow_link_starts_compressed(rate: float) -> None:
+    (candidates, ran, sent), other = processes(started, 2, rate)
     assert (candidates, ran, sent) == other
-    assert "dense" not in ran or pace > 1e6
+    assert "dense" not in ran or rate > 1e6
     assert sent > 0
 
 

@@ -4,6 +4,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
 from gravac.lab.links.network import EmulatedNetwork, LinkError, emulation_obstacle, netem_obstacle, remove_leftovers
 from gravac.lab.links.owner import is_orphaned, owner_mark, pid_scope, start_ticks
+from gravac.lab.links.rootless import IN_USER_NAMESPACE
 
 HUNG = 120.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
@@ -296,9 +298,34 @@ def test_number_of_workers_is_refused_by_name(workers: int) -> None:
 def test_reason_why_not_is_given_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda tool: f"/sbin/{tool}")
-    assert emulation_obstacle() == "making network namespaces needs root"
+    assert "needs root, or a kernel that allows user namespaces" in str(emulation_obstacle())
     monkeypatch.setattr("shutil.which", lambda tool: None)
     assert "apt install iproute2" in str(emulation_obstacle())
+
+
+UNPRIVILEGED = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+
+RESTARTED = """
+import os, subprocess, sys
+from gravac.lab.links.rootless import restart_in_user_namespace
+def run(program, command):
+    prefix = command[: command.index(sys.executable)]
+    asked = "from gravac.lab.links.network import emulation_obstacle; print(os.geteuid(), emulation_obstacle())"
+    subprocess.run([*prefix, sys.executable, "-c", "import os;" + asked], check=True)
+os.execvp = run
+restart_in_user_namespace()
+print(os.geteuid())
+"""
+
+
+@needs_namespaces
+def test_who_is_not_root_gets_namespaces_from_a_kernel_that_allows_it() -> None:
+    nested = [*UNPRIVILEGED, *IN_USER_NAMESPACE, "true"]
+    if not shutil.which("unshare") or subprocess.run(nested, capture_output=True, check=False).returncode:
+        pytest.skip("this kernel allows no user namespace in a user namespace")
+    command = [*UNPRIVILEGED, sys.executable, "-c", RESTARTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=True)
+    assert done.stdout.splitlines() == ["0 None", "1000"]
 
 
 def test_owner_is_told_by_pid_start_time_and_place() -> None:

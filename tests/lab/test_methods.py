@@ -79,7 +79,7 @@ def test_a_method_of_one_mode_never_leaves_steps_to_ddp(text: str) -> None:
 
 
 def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
-    compressor = Method.parse("adaptive").make(pace=1e6)
+    compressor = Method.parse("adaptive").make(paced=True)
     assert not compressor.policy.native and Method.parse("adaptive").make().policy.native
 
 

@@ -16,6 +16,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers.goodput_state import GoodputState
 from gravac.engine.decisions import Deciding
 from gravac.engine.run_state import RunState
+from gravac.lab.links.pauses import imitated_link
 from gravac.telemetry.records import DecisionRecord
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
@@ -159,10 +160,11 @@ SLOW: dict[str, Any] = {
     "cf_range": (8, 8),
     "every": 4,
     "delay": "auto",
-    "pace": 9e4,
     "dense_below": 0,
 }
-"""A link on which an exchange of 4 bits takes about as long as three steps, of ``PAUSE`` seconds each."""
+
+SLOW_BPS = 9e4
+"""Rate of a link on which an exchange of 4 bits takes about as long as three steps, of ``PAUSE`` seconds each."""
 
 PAUSE = 0.05
 
@@ -180,6 +182,7 @@ def made(settings: dict[str, Any]) -> tuple[OuterByHand, Any]:
     return OuterByHand(module, SGD(module.parameters()), controller=controller, **settings), module
 
 
+@imitated_link(SLOW_BPS)
 def holds(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
     """Train until something is held that travels behind steps; save."""
     outer, module = made(SLOW)
@@ -194,6 +197,7 @@ def holds(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
     return state, history, outer._state.delay
 
 
+@imitated_link(SLOW_BPS)
 def goes_on(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
     outer, module = made(SLOW)
     checkpoint.load(folder, outer)

@@ -277,7 +277,7 @@ def emulation_obstacle() -> str | None:
         if shutil.which(tool) is None:
             return f"the command {tool!r} is missing (Debian: apt install iproute2)"
     if os.geteuid() != 0:
-        return "making network namespaces needs root"
+        return "making network namespaces needs root, or a kernel that allows user namespaces"
     try:
         with EmulatedNetwork(2, 1e9) as network:
             _run_command(*network.prefix(0), "true")

@@ -27,7 +27,7 @@ def attach(
     samples_per_step: int,
     log_dir: Path | None,
     seed: int = 0,
-    pace: float | None = None,
+    paced: bool = False,
     choices: Sequence[RunChoice] = (),
 ) -> Exchange:
     """Attach a method of exchanging gradients to a model; called on every rank before the first step.
@@ -42,7 +42,7 @@ def attach(
         samples_per_step: number of samples that all ranks together train on in a step.
         log_dir: folder into which adaptive methods (those with a controller) write their logs; ``None``: no logs.
         seed: seed of compressors that draw random numbers, and of the random order of ``choices``.
-        pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
+        paced: whether pauses in gravac's exchanges imitate the link.
         choices: candidates (ways to run steps) that the controller of another run chose. A ``matched:`` method repeats
             them in random order; other methods do not use them.
 
@@ -50,12 +50,12 @@ def attach(
         The attached method, which the training loop reads and calls; its ``module`` is the module to train.
 
     Raises:
-        ValueError: the method cannot limit its exchange to ``pace``, or cannot train a model in shards. Also if the
+        ValueError: the method is torch's own and cannot be ``paced``, or it cannot train a model in shards. Also if the
             method needs ``choices`` and has none.
     """
     if is_sharded(model) and method.mesh_error_message is not None:
         raise ValueError(method.mesh_error_message)
-    run_settings: dict[str, Any] = {"samples_per_step": samples_per_step, "seed": seed, "pace": pace}
+    run_settings: dict[str, Any] = {"samples_per_step": samples_per_step, "seed": seed, "paced": paced}
     run_settings["log_dir"] = log_dir if method.adaptive else None
     if method.matched_to is not None:
         if not choices:

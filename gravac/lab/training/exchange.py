@@ -234,8 +234,8 @@ class GravacExchange(Exchange):
         method: method of gravac, or a dense method of torch that gravac runs instead of torch.
         module: DDP around the model, without a communication hook yet; or the model, in shards by FSDP2.
         optimizer: optimizer of the model. Its momentum is set to 0 if the compressor applies momentum itself.
-        run_settings: further keyword arguments of ``AdaptiveCompressor``: ``samples_per_step``, ``log_dir``, ``seed``,
-            ``pace`` and ``controller``.
+        run_settings: further keyword arguments of ``AdaptiveCompressor``: ``samples_per_step``, ``log_dir``, ``seed``
+            and ``controller``; and ``paced``, as in ``Method.make``.
     """
 
     def __init__(
@@ -463,19 +463,19 @@ def attach_to_ddp(
 ) -> Exchange:
     """Attach a method of gravac or torch to DDP; return the attached method.
 
-    gravac also runs dense methods of torch if they are to emulate a slow link (``pace``), and ``bf16`` on gloo.
+    gravac also runs dense methods of torch if they are ``paced``, and ``bf16`` on gloo.
 
     Args:
         method: method of exchanging gradients, of gravac or torch.
         ddp: DDP around the model, without a communication hook yet.
         optimizer: optimizer of the model.
-        run_settings: further arguments of ``GravacExchange``; ``pace`` and ``seed`` are required.
+        run_settings: further arguments of ``GravacExchange``; ``paced`` and ``seed`` are required.
 
     Raises:
-        ValueError: ``pace`` is not ``None``, and the method is torch's PowerSGD, which cannot emulate a slow link.
+        ValueError: the run is ``paced``, and the method is torch's PowerSGD, which gravac cannot run.
     """
     torch_can_run = method.torch_format != "bf16" or dist.get_backend(ddp.process_group) == "nccl"
-    if not method.uses_gravac and torch_can_run and run_settings["pace"] is None:
+    if not method.uses_gravac and torch_can_run and not run_settings["paced"]:
         return TorchExchange(method, ddp, run_settings["seed"])
     return GravacExchange(method, ddp, optimizer, **run_settings)
 

@@ -306,19 +306,18 @@ class Method:
         cf_range = (min(self.cf, 2.0), max(self.cf, 2.0))
         return {"base": self.base, "cf_range": cf_range, "controller": Static(cf=self.cf), **modes}
 
-    def make(self, **run_settings: Any) -> AdaptiveCompressor:
+    def make(self, paced: bool = False, **run_settings: Any) -> AdaptiveCompressor:
         """Return a new ``AdaptiveCompressor`` that runs the method and is not yet attached to a model.
 
-        With ``pace`` (bits per second of a slow link to emulate), no step is native, since gravac cannot slow down
-        DDP's own exchange.
-
         Args:
-            run_settings: further arguments of ``AdaptiveCompressor``, such as ``log_dir`` and ``pace``.
+            paced: whether pauses in gravac's exchanges imitate the link. Then no step is native, since DDP's own
+                exchange would have none.
+            run_settings: further arguments of ``AdaptiveCompressor``, such as ``log_dir``.
 
         Raises:
             ValueError: a setting is wrong, or gravac cannot run the method (torch's PowerSGD).
         """
-        paced_settings = {"native": False} if run_settings.get("pace") is not None else {}
+        paced_settings = {"native": False} if paced else {}
         return AdaptiveCompressor(**{**self.arguments, **run_settings, **paced_settings})
 
 

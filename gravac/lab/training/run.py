@@ -171,7 +171,7 @@ class TrainingRun:
             log_dir=str(settings.log_dir) if settings.log_dir is not None else None,
             counted_interface=INTERFACE if network else None,
             command_interface=CONTROL_INTERFACE if network else None,
-            pace=None if network else settings.lowest_rate_bps,
+            paced_bps=None if network else settings.lowest_rate_bps,
             link=settings.link,
             legs=self._legs,
             mesh=None if settings.mesh is None else str(settings.mesh),

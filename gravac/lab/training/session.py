@@ -67,7 +67,7 @@ class SessionSpec:
         counted_interface: name of the network interface whose sent bytes each rank counts; ``None`` without emulated
             links.
         command_interface: name of the network interface for rank 0's commands; ``None``: the gradients' interface.
-        pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
+        paced_bps: rate of the link that pauses in gravac's exchanges imitate, bits per second; ``None``: no pauses.
         link: the link as text, for the logs.
         legs: legs to train, in order.
         mesh: mesh of a model in shards as text, such as ``2x2``; ``None``: DDP, without shards.
@@ -82,7 +82,7 @@ class SessionSpec:
     log_dir: str | None
     counted_interface: str | None
     command_interface: str | None
-    pace: float | None
+    paced_bps: float | None
     link: str
     legs: tuple[Leg, ...]
     mesh: str | None = None

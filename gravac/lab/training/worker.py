@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from gravac.lab.links.pauses import imitate_link
 from gravac.lab.mesh import Mesh, parse_mesh
 from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Score
@@ -150,7 +151,7 @@ class _Training:
             samples_per_step=self.samples_per_step,
             log_dir=log_folder(self.spec, self.leg),
             seed=self.spec.seed,
-            pace=self.spec.pace,
+            paced=self.spec.paced_bps is not None,
             choices=self.leg.choices,
         )
         stack.callback(exchange.close)
@@ -474,6 +475,8 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     spec, rank = SessionSpec.from_json(arguments[0]), int(arguments[1])
     torch.set_num_threads(1)
+    if spec.paced_bps is not None:
+        imitate_link(spec.paced_bps)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{spec.session_folder}/store",
