@@ -362,10 +362,19 @@ class Fifo:
         if any(thread.is_alive() for thread in self._waiting_threads):
             return
         atexit.unregister(self.close)
-        for transport in self._transports:
-            group = transport.__dict__.pop("group", None)
-            if group is not None:
-                self._call_guarded(destroy_private, group)
+        groups = [used.__dict__.pop("group") for used in self._transports if "group" in used.__dict__]
+        if self._failure is None and self._abandon_failure is None:
+            self._destroy(groups)
+            return
+        # gloo waits, without a limit, for collectives that it has not begun or that do not notice the failure
+        destroying_thread = threading.Thread(target=self._destroy, args=(groups,), name="gravac-destroy", daemon=True)
+        destroying_thread.start()
+        destroying_thread.join(JOIN_SECONDS)
+
+    def _destroy(self, groups: list[Any]) -> None:
+        """Destroy process groups, and empty the list, so that no other thread runs their destructors."""
+        while groups:
+            self._call_guarded(destroy_private, groups.pop())
 
     def _interrupt(self) -> None:
         """Make all collectives in flight fail, on this rank and on the other ranks."""

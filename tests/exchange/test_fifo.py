@@ -354,6 +354,32 @@ def test_a_rank_that_waits_learns_that_another_one_failed(where: str, monkeypatc
     wire.gate.set()
 
 
+@pytest.mark.parametrize("failed", [True, False])
+def test_after_a_failure_close_waits_for_no_process_group_that_cannot_end(
+    failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destructor of gloo waits for the collectives that gloo has begun, which may never end."""
+    may_end = threading.Event()
+    ended_by: list[threading.Thread] = []
+
+    class Group:
+        def __del__(self) -> None:
+            if failed:
+                assert may_end.wait(HUNG)
+            ended_by.append(threading.current_thread())
+
+    monkeypatch.setattr(module, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(module, "destroy_private", lambda group: None)
+    wire = Wire()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    wire.group, wire.interrupt = Group(), lambda: None  # type: ignore[attr-defined]
+    if failed:
+        fifo.abandon(ValueError("boom"))
+    fifo.close()
+    assert ended_by == ([] if failed else [threading.main_thread()])
+    may_end.set()
+
+
 def test_nobody_asks_for_failures_while_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
     wire = Wire()
