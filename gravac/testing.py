@@ -15,6 +15,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -70,7 +71,14 @@ def check_compressor(compressor: Compressor) -> None:
 
 
 def exchange(
-    compressor: Compressor, xs: Sequence[torch.Tensor], cf: float, *, step: int = 0, seed: int = 0, name: str = "w"
+    compressor: Compressor,
+    xs: Sequence[torch.Tensor],
+    cf: float,
+    *,
+    step: int = 0,
+    seed: int = 0,
+    name: str = "w",
+    ledger_by_rank: Sequence[Ledger] = (),
 ) -> list[Reduced]:
     """Compress and average one tensor over ``len(xs)`` ranks in this process; return each rank's result, by rank.
 
@@ -81,6 +89,7 @@ def exchange(
         step: index of the step; ``step``, ``seed`` and ``name`` determine the compressor's random numbers.
         seed: seed of the run.
         name: name of the parameter.
+        ledger_by_rank: ledger of each rank, which counts its bytes; empty: bytes are not counted.
 
     Raises:
         AssertionError: the compressor changed a gradient.
@@ -98,7 +107,7 @@ def exchange(
         fuse([compressor.rounds(flat_gradient, cf, ctx)], finite=True)
         for flat_gradient, ctx in zip(flat_gradients, contexts, strict=True)
     ]
-    outcome_by_rank = memory.run(rounds_by_rank)
+    outcome_by_rank = memory.run(rounds_by_rank, ledger_by_rank)
     assert all(
         torch.equal(flat_gradient, x.reshape(-1)) for flat_gradient, x in zip(flat_gradients, xs, strict=True)
     ), "the compressor changed the gradient x; rounds() must leave x as it is"
@@ -168,24 +177,6 @@ def gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.T
     return [gradient() for _ in range(world)]
 
 
-def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
-    """Compress and average one random tensor over ``world`` ranks; return the ledger of each rank's bytes.
-
-    Args:
-        compressor: compressor to run.
-        cf: compression factor.
-        world: number of ranks.
-        shape: shape of the tensor.
-    """
-    ledger_by_rank = [Ledger(world) for _ in range(world)]
-    rounds_by_rank = [
-        fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=rank, world=world, shape=shape))], finite=True)
-        for rank, x in enumerate(gradients(world, shape))
-    ]
-    memory.run(rounds_by_rank, ledger_by_rank)
-    return ledger_by_rank
-
-
 def error_of(reduced: Reduced, x: torch.Tensor) -> float:
     """Return the squared error that gain is computed from: ``reduced.error``, or ``‖x - sent‖²`` if that is ``None``.
 
@@ -213,7 +204,7 @@ def cfs_of(compressor: Compressor) -> tuple[float, ...]:
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
     """Check that ``Reduced.mean`` is the mean of the ranks' ``Reduced.sent``, up to the compressor's ``rounding``."""
-    for case, xs, results in _run_cases(compressor):
+    for case, xs, results, _ in _shared_runs(compressor):
         sent = torch.stack([as_dense(result.sent, x).double() for result, x in zip(results, xs, strict=True)])
         mean = as_dense(results[0].mean, xs[0]).double()
         largest_magnitude = float(sent.abs().max()) if sent.numel() else 0.0
@@ -227,7 +218,7 @@ def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
 
 def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
     """Check that ``Reduced.mean``, the averaged gradient, is bitwise equal on all ranks."""
-    for case, xs, results in _run_cases(compressor):
+    for case, xs, results, _ in _shared_runs(compressor):
         means = [as_dense(result.mean, x) for result, x in zip(results, xs, strict=True)]
         assert all(torch.equal(mean, means[0]) for mean in means), f"{case}: {MEANS_DIFFER}"
 
@@ -237,8 +228,8 @@ def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
 
     A compressor must therefore keep all its state in the ``Context``.
     """
-    for (case, xs, results), (_, _, repeated_results) in zip(
-        _run_cases(compressor), _run_cases(compressor), strict=True
+    for (case, xs, results, _), (_, _, repeated_results, _) in zip(
+        _shared_runs(compressor), _run_cases(compressor), strict=True
     ):
         for x, first, second in zip(xs, results, repeated_results, strict=True):
             assert torch.equal(as_dense(first.mean, x), as_dense(second.mean, x)), (
@@ -253,7 +244,7 @@ def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
     """Check that a contractive compressor has ``Σ‖x - sent‖² <= Σ‖x‖²``, summed over the ranks' gradients x."""
     if not compressor.contractive:
         return
-    for case, xs, results in _run_cases(compressor):
+    for case, xs, results, _ in _shared_runs(compressor):
         error = sum(error_of(result, x) for result, x in zip(results, xs, strict=True))
         total_energy = sum(float(energy(x.reshape(-1))) for x in xs)
         assert error <= total_energy * (1 + 1e-6), (
@@ -288,7 +279,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
     def zeros(world: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
         return [torch.zeros(shape, dtype=torch.float32, device="cpu")] * world
 
-    for case, xs, results in _run_cases(compressor, zeros):
+    for case, xs, results, _ in _run_cases(compressor, zeros):
         for x, result in zip(xs, results, strict=True):
             assert not as_dense(result.mean, x).any(), f"{case}: Reduced.mean is not zero for gradients of zeros"
             assert not as_dense(result.sent, x).any(), f"{case}: Reduced.sent is not zero for a gradient of zeros"
@@ -305,13 +296,13 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 def one_round_is_kept(compressor: Compressor) -> None:
     """Check that a compressor yields one collective per tensor if its profile, or its class, has ``one_round`` True."""
-    for world, shape, cf in _cases(compressor):
+    for (world, shape, cf), (_, _, _, ledger_by_rank) in zip(_cases(compressor), _shared_runs(compressor), strict=True):
         if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, (
                 f"{world} ranks, {cf}x: the class has one_round = True, but the profile has one_round = False"
             )
             continue
-        for rank, ledger in enumerate(ledgers(compressor, cf, world, shape)):
+        for rank, ledger in enumerate(ledger_by_rank):
             rounds = sum(ledger.calls.values())
             assert rounds == 1, (
                 f"rank {rank} of {world}, {shape}, {cf}x: the profile has one_round = True, but the compressor yielded "
@@ -349,12 +340,12 @@ def its_profile_is_possible(compressor: Compressor) -> None:
 
 def traffic_is_predicted(compressor: Compressor) -> None:
     """Check that ``traffic`` predicts the payload bytes of the collectives, except flags and padding."""
-    for world, shape, cf in _cases(compressor):
+    for (world, shape, cf), (_, _, _, ledger_by_rank) in zip(_cases(compressor), _shared_runs(compressor), strict=True):
         predicted_bytes = sum(
             collective_traffic.payload_bytes
             for collective_traffic in compressor.traffic(shape, cf, torch.float32, world)
         )
-        for ledger in ledgers(compressor, cf, world, shape):
+        for ledger in ledger_by_rank:
             slack_bytes = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
             assert predicted_bytes <= ledger.payload_bytes <= predicted_bytes + slack_bytes, (
                 f"{world} ranks, {shape}, {cf}x: traffic() predicts {predicted_bytes} payload bytes, but a rank handed "
@@ -536,15 +527,36 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
     return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
 
 
+class _CaseRun(NamedTuple):
+    """One exchange: the case as text, and for each rank its gradient, its result and the ledger of its bytes."""
+
+    case: str
+    xs: list[torch.Tensor]
+    results: list[Reduced]
+    ledger_by_rank: list[Ledger]
+
+
 def _run_cases(
     compressor: Compressor, make_gradients: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
-) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
-    """Exchange gradients in all cases; yield each case as text, the gradient of each rank, and the result of each rank.
+) -> Iterator[_CaseRun]:
+    """Exchange gradients in all cases; yield each exchange.
 
     Args:
         compressor: compressor to run.
         make_gradients: function of (number of ranks, shape) that returns the gradient of each rank.
     """
     for world, shape, cf in _cases(compressor):
-        xs = make_gradients(world, shape)
-        yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)
+        xs, ledger_by_rank = make_gradients(world, shape), [Ledger(world) for _ in range(world)]
+        results = exchange(compressor, xs, cf, ledger_by_rank=ledger_by_rank)
+        yield _CaseRun(f"{world} ranks, {shape}, {cf}x", xs, results, ledger_by_rank)
+
+
+_latest_runs: list[tuple[Compressor, list[_CaseRun]]] = []
+"""The compressor whose laws were checked last, and its exchanges, which the laws share; empty before the first."""
+
+
+def _shared_runs(compressor: Compressor) -> list[_CaseRun]:
+    """Return exchanges of random gradients in all cases; the same ones for all laws of a compressor."""
+    if not (_latest_runs and _latest_runs[0][0] is compressor):
+        _latest_runs[:] = [(compressor, [*_run_cases(compressor)])]
+    return _latest_runs[0][1]

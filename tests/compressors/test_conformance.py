@@ -45,9 +45,8 @@ ALL = (
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=repr)
-@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
-def test_obeys(compressor: Compressor, law: conformance.Law) -> None:
-    law(compressor)
+def test_obeys(compressor: Compressor) -> None:
+    conformance.check_compressor(compressor)
 
 
 class SendsTooMuch(TopK):

@@ -32,9 +32,8 @@ each_variant = pytest.mark.parametrize("compressor", VARIANTS, ids=repr)
 
 
 @each_variant
-@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
-def test_obeys(compressor: PowerSGD, law: conformance.Law) -> None:
-    law(compressor)
+def test_obeys(compressor: PowerSGD) -> None:
+    conformance.check_compressor(compressor)
 
 
 def cf_of(rank: int, n: int, m: int) -> float:

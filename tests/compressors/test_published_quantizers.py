@@ -48,10 +48,6 @@ ALL: tuple[Compressor, ...] = (
 
 UNBIASED = tuple(compressor for compressor in ALL if compressor.unbiased)
 
-# That law asks of every element how far its mean is off in units of its own spread. An element that is rounded up once
-# in thousands of trials has no spread in 400; `test_unbiased` puts the same question to all elements together.
-LAWS = tuple(law for law in conformance.LAWS if law is not conformance.an_unbiased_one_has_the_gradient_as_expectation)
-
 
 def sent(compressor: Compressor, x: torch.Tensor, step: int = 0) -> torch.Tensor:
     """What one rank alone sends of flat x."""
@@ -76,13 +72,12 @@ def heavy(elements: int, seed: int = 0, outlier: float = 30.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=repr)
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_obeys(compressor: Compressor, law: conformance.Law) -> None:
-    law(compressor)
+def test_obeys(compressor: Compressor) -> None:
+    conformance.check_compressor(compressor)
 
 
 @pytest.mark.parametrize("compressor", UNBIASED, ids=repr)
-@pytest.mark.parametrize("outlier", [1.0, 30.0, 300.0])
+@pytest.mark.parametrize("outlier", [30.0, pytest.param(300.0, marks=pytest.mark.long)])
 def test_unbiased(compressor: Compressor, outlier: float) -> None:
     # independent errors: the mean of T trials is off by 1/T of the expected squared error; a bias does not shrink so
     x = heavy(300, outlier=outlier)

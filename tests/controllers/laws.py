@@ -213,7 +213,7 @@ def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -
     A controller must therefore keep all that it remembers in the state.
     """
     forecasts = forecasts_of(controller)
-    expected_decisions = [step.decision for step in drive(controller, forecasts, turbulent)]
+    expected_decisions = [step.decision for step in _shared_run(controller, forecasts, turbulent)]
     other_drive = drive(controller, forecasts, broken)
     second_drive = drive(controller, forecasts, turbulent)
     for i, (step, expected) in enumerate(zip(second_drive, expected_decisions, strict=True)):
@@ -309,7 +309,7 @@ def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
     NaN and infinity are not allowed.
     """
     for forecasts, measure in _cases(controller):
-        for i, step in enumerate(drive(controller, forecasts, measure)):
+        for i, step in enumerate(_shared_run(controller, forecasts, measure)):
             state_dump = controller.dump(step.state)
             assert json.loads(json.dumps(state_dump, allow_nan=False)) == state_dump, (
                 f"step {i}: the dump {state_dump} changes when it is written to JSON and read back; use lists in place "
@@ -320,7 +320,7 @@ def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
 def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
     """Check that a run makes the same decisions if the controller's state is dumped and restored after every step."""
     for forecasts, measure in _cases(controller):
-        uninterrupted_steps = drive(controller, forecasts, measure)
+        uninterrupted_steps = _shared_run(controller, forecasts, measure)
         reloaded_steps = drive(controller, forecasts, measure, reload=True)
         for i, (expected_step, step) in enumerate(zip(uninterrupted_steps, reloaded_steps, strict=True)):
             assert expected_step.decision == step.decision, (
@@ -366,7 +366,7 @@ def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
         return broken(3 * step + 1 + step % 2, decision)
 
     for measure in (broken, always_broken):
-        for step in drive(controller, forecasts_of(controller), measure):
+        for step in _shared_run(controller, forecasts_of(controller), measure):
             json.dumps(controller.dump(step.state), allow_nan=False)
 
 
@@ -418,10 +418,33 @@ LAWS: tuple[Law, ...] = (
 """All laws for controllers. If several fail, read the first failure first."""
 
 
+def check_controller(controller: Controller[Any]) -> None:
+    """Check that a controller obeys every law; the error has the law's name, the case and the decisions."""
+    for law in LAWS:
+        try:
+            law(controller)
+        except AssertionError as error:
+            raise AssertionError(f"{law.__name__}: {error}") from error
+
+
 def _decisions(controller: Controller[Any], forecasts: Sequence[Forecast], measure: Measure) -> Iterator[Decision]:
     """Run a controller for ``STEPS`` steps; yield the decision of ``start``, then the decision after every step."""
     yield controller.start(forecasts)[1]
-    yield from (step.decision for step in drive(controller, forecasts, measure))
+    yield from (step.decision for step in _shared_run(controller, forecasts, measure))
+
+
+_latest_runs: list[tuple[Controller[Any], dict[Any, list[Step]]]] = []
+"""The controller whose laws were checked last, and its runs, which the laws share; empty before the first."""
+
+
+def _shared_run(controller: Controller[Any], forecasts: Sequence[Forecast], measure: Measure) -> list[Step]:
+    """Return the steps of a run of ``STEPS`` steps; the same run for all laws of a controller."""
+    if not (_latest_runs and _latest_runs[0][0] is controller):
+        _latest_runs[:] = [(controller, {})]
+    runs, case = _latest_runs[0][1], (tuple(forecasts), measure)
+    if case not in runs:
+        runs[case] = [*drive(controller, forecasts, measure)]
+    return runs[case]
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Measure]]:

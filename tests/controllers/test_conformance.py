@@ -55,13 +55,11 @@ class Late:
         return getattr(self._controller, name)
 
 
-@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", OURS)
-def test_obeys(name: str, law: Law) -> None:
-    law(OURS[name])
+def test_obeys(name: str) -> None:
+    conformance.check_controller(OURS[name])
 
 
-@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize(
     "name",
     [
@@ -70,8 +68,8 @@ def test_obeys(name: str, law: Law) -> None:
         if "every epoch" not in name
     ],
 )
-def test_obeys_where_decisions_take_three_steps(name: str, law: Law) -> None:
-    law(Late(OURS[name]))
+def test_obeys_where_decisions_take_three_steps(name: str) -> None:
+    conformance.check_controller(Late(OURS[name]))  # type: ignore[arg-type]
 
 
 def test_a_warm_up_is_on_time_at_either_latency() -> None:
@@ -316,5 +314,4 @@ def test_every_law_catches_something() -> None:
 def test_the_controller_in_the_documentation_obeys(tmp_path: Path) -> None:
     (tmp_path / "documented.py").write_text(example("Climb"), encoding="utf-8")
     controller: Controller[Any] = runpy.run_path(str(tmp_path / "documented.py"))["Climb"]()
-    for law in conformance.LAWS:
-        law(controller)
+    conformance.check_controller(controller)

@@ -23,7 +23,6 @@ from gravac.controllers.step_times import StepTiming
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.modes.outer.candidates import with_outer_candidates
-from tests.controllers import laws as conformance
 from tests.controllers.laws import Step, drive
 
 
@@ -118,11 +117,6 @@ def regret(cluster: Cluster, steps: int, forecasts: tuple[Forecast, ...] = LADDE
     ran = [step.applied.candidate for step in played(cluster, steps, forecasts)]
     taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
     return taken / (sum(EXPECTED[candidate].efficiency for candidate in ran) / cluster.best(0))
-
-
-@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
-def test_laws(law: conformance.Law) -> None:
-    law(Goodput())
 
 
 @pytest.mark.parametrize("dense", [0.0, 0.02, 0.05, 0.2, 0.6, 3.0, 20.0, 100.0], ids="{:g}s".format)
