@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-integrations test-integrations-short test-ray golden lint docs check-wheel
+.PHONY: help environment environment-integrations demo test test-long test-all test-integrations test-ray golden lint docs check-wheel
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -21,11 +21,13 @@ demo: $(VENV)/.lab  ## a model on real text over a slow link, compressed adaptiv
 
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-test: $(VENV)/.test  ## all tests (ARGS="-k topk", "-n 0" for one process, "--shuffle 7" for another order)
+test: $(VENV)/.test  ## the tests of each change (ARGS="-k topk", "-n 0" for one process, "--shuffle 7" for another order)
 	$(PYTEST) $(ARGS)
 
-test-long: $(VENV)/.test  ## all tests, laws tried 500 times each instead of 30
+test-long: $(VENV)/.test  ## also tests that are marked "long", and laws tried 500 times each instead of 30 (an hour)
 	$(PYTEST) --hypothesis-profile long --timeout 3600 $(ARGS)
+
+test-all: test-long test-integrations test-ray  ## all that may wait for the night (two hours)
 
 INTEGRATIONS := .venv-integrations
 LANGUAGE_TESTS := tests/lab/test_tasks.py tests/lab/test_language.py
@@ -33,9 +35,6 @@ LANGUAGE_TESTS := tests/lab/test_tasks.py tests/lab/test_language.py
 test-integrations: environment-integrations  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
 	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework \
 		tests/integrations tests/packaging/test_docs_run.py $(LANGUAGE_TESTS) $(ARGS)
-
-test-integrations-short:  ## the same without examples and scripts of the docs, with one of the two packages that Lightning comes as, and one case of ranks apart each
-	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning and not other_cells" $(ARGS)'
 
 test-ray: $(INTEGRATIONS)/.ray  ## with Ray Train itself, in the same environment (2 minutes)
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations/ray $(ARGS)

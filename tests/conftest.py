@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--hypothesis-profile") != "long":
         for item in items:
             if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="make test-long runs it"))
+                item.add_marker(pytest.mark.skip(reason="make test-all runs it"))
     seed = config.getoption("--shuffle")
     if seed is None:
         return

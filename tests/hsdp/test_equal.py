@@ -138,7 +138,7 @@ def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
 OFTEN = tuple(
     name for name in ("plain", "accumulation in shards", "bfloat16", "divide factor", "one mesh") if name in CASES
 )
-"""Cases that run with all tests; ``make test-long`` runs the others, too."""
+"""Cases that run with all tests; ``make test-all`` runs the others, too."""
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def by_hand_and_by_gravac(rank: int, world: int, optimizer_of: Optimizer, names:
 
 
 OFTEN = ("two dimensions", "one dimension")
-"""Models that run with all tests; ``make test-long`` runs the others, too."""
+"""Models that run with all tests; ``make test-all`` runs the others, too."""
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, tuple[
 
 
 OFTEN = ("DDP, GPipe", "DDP, 1F1B", "replicate, GPipe")
-"""Cases that run with all tests; ``make test-long`` runs the others, too."""
+"""Cases that run with all tests; ``make test-all`` runs the others, too."""
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,11 @@ def test_programs_in_outer_steps_count_alike_and_train_as_if_nobody_had_looked()
                 assert all(torch.equal(shard, undisturbed[key]) for key, shard in shards.items()), name
 
 
-@pytest.mark.parametrize("plan", [((0, HOOK),), ((0, APART), (12, DENSE))], ids=["hook", "outer, then hook"])
+@pytest.mark.parametrize(
+    "plan",
+    [((0, HOOK),), pytest.param(((0, APART), (12, DENSE)), marks=pytest.mark.long)],
+    ids=["hook", "outer, then hook"],
+)
 def test_programs_in_the_hook_have_equal_replicas(plan: tuple[Any, ...]) -> None:
     ranks = processes(trained, WORLD, script(*plan), NAMES)
     for results in ranks:

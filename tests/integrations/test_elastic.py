@@ -121,6 +121,7 @@ def test_a_rank_that_fails_is_started_anew_with_all_that_was_kept(place: ExitSta
     assert "2 ranks, from step 0" in said and "fails in step 15" in said and "2 ranks, from step 10" in said
 
 
+@pytest.mark.long
 def test_when_a_machine_is_lost_the_others_go_on(place: ExitStack, tmp_path: Path) -> None:
     three = machines(place, tmp_path, 3, 2)
     three.start("--steps", "100000", "--every", "5")

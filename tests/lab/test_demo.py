@@ -29,7 +29,6 @@ HUNG = 250.0
 REASON = emulation_obstacle()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 
-again = pytest.mark.long if REASON is None else ()
 """Of the demo without a link of its own, where one on a real link is tried too."""
 
 METHODS = ["dense-fp32", "dense-fp16", "adaptive", "adaptive-100"]
@@ -53,7 +52,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("paced", [pytest.param(False, marks=needs_namespaces), pytest.param(True, marks=again)])
+@pytest.mark.parametrize("paced", [pytest.param(False, marks=[needs_namespaces, pytest.mark.long]), True])
 def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -95,7 +94,8 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "moment", "paced"), [(signal.SIGINT, ": step", False), (signal.SIGTERM, ": starting", True)]
+    ("number", "moment", "paced"),
+    [pytest.param(signal.SIGINT, ": step", False, marks=pytest.mark.long), (signal.SIGTERM, ": starting", True)],
 )
 def test_interrupt_leaves_no_process_namespace_or_file(
     number: signal.Signals, moment: str, paced: bool, tmp_path: Path

@@ -307,6 +307,7 @@ def test_a_state_in_shards_is_evaluated_later_as_it_was() -> None:
         assert later == at_once != present
 
 
+@pytest.mark.long
 @needs_namespaces
 @pytest.mark.timeout(600)
 def test_torch_and_gravac_race_on_a_mesh_and_only_what_replicas_exchange_crosses_the_link(

@@ -102,6 +102,7 @@ class Scripted:
             yield {"event": "end", "leg": at, "step": 20, "seconds": 2.0, "step_s": 0.1, **said}
 
 
+@pytest.mark.long
 @needs_namespaces
 def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
     notes = Notes()

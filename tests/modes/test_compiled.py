@@ -68,7 +68,9 @@ def trained(rank: int, world: int, what: str) -> dict[str, list[Any]]:
     return seen
 
 
-@pytest.mark.parametrize("what", ["module", "optimizer", "step"])
+@pytest.mark.parametrize(
+    "what", [*(pytest.param(what, marks=pytest.mark.long) for what in ("module", "optimizer")), "step"]
+)
 def test_no_hook_of_gravac_is_compiled_with_what_the_user_compiles(what: str) -> None:
     for seen in processes(trained, 2, what):
         assert seen == {mode: [[], True] for mode in ENTRIES}

@@ -249,8 +249,19 @@ def apart_and_back(rank: int, world: int, name: str, starts_apart: bool) -> dict
     return found
 
 
-@pytest.mark.parametrize("starts_apart", [True, False], ids=["from the first step", "after native steps"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "starts_apart"),
+    [
+        pytest.param(
+            name,
+            starts_apart,
+            id=f"{name}-{'from the first step' if starts_apart else 'after native steps'}",
+            marks=pytest.mark.long if case.compiles and (name, starts_apart) != ("DDP(compile)", True) else (),
+        )
+        for name, case in CASES.items()
+        for starts_apart in (True, False)
+    ],
+)
 def test_apart_sends_nothing_and_a_new_reducer_averages_as_a_fresh_module_does(name: str, starts_apart: bool) -> None:
     ranks = processes(apart_and_back, 2, name, starts_apart)
     for found in ranks:

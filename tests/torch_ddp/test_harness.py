@@ -70,6 +70,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     }
 
 
+@pytest.mark.long
 def test_some_of_torchs_ddp_tests_pass_with_gravac(found: Found) -> None:
     status, rows = found["whole"]
     by_name = {row["test"]: row for row in rows}
