@@ -96,7 +96,7 @@ def failing(rank: int, world: int, folder: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_rank_that_fails_ends_the_others_with_its_number_and_its_error(world: int, tmp_path: Path) -> None:
-    ranks = processes(failing, world, tmp_path, alone=True)
+    ranks = processes(failing, world, tmp_path)
     *others, broken = ranks
     for backward, outer, _ in others:
         for name, said in (backward, outer):
@@ -152,7 +152,7 @@ def interrupted(rank: int, world: int, folder: Path) -> str:
 
 
 def test_ctrl_c_ends_within_the_bound_of_close_while_another_rank_stalls(tmp_path: Path) -> None:
-    closed, other = processes(interrupted, 2, tmp_path, alone=True)
+    closed, other = processes(interrupted, 2, tmp_path)
     assert "close() waited 0.5 s for the exchange in flight" in closed
     assert "rank 0 of 2 failed" in other
     assert "close() waited 0.5 s" in other
@@ -217,7 +217,7 @@ def dropped(rank: int, world: int, mode: str) -> list[tuple[int, int]]:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("mode", SETTINGS_OF_MODES)
 def test_a_compressor_that_is_dropped_without_close_holds_no_file_descriptor_and_no_thread(mode: str) -> None:
-    for found in processes(dropped, 2, mode, alone=True):
+    for found in processes(dropped, 2, mode):
         assert len({*found[1:]}) == 1, found
 
 
@@ -239,10 +239,10 @@ def closed_while_rank_0_stalls(rank: int, world: int, folder: Path) -> list[str]
 
 
 def test_close_leaves_no_thread_that_waits_for_a_rank_that_stalls(tmp_path: Path) -> None:
-    assert processes(closed_while_rank_0_stalls, 2, tmp_path, alone=True) == [[], []]
+    assert processes(closed_while_rank_0_stalls, 2, tmp_path) == [[], []]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
 def test_a_closed_compressor_holds_no_file_descriptor_and_no_thread() -> None:
-    for found in processes(opened_and_closed, 2, 5, alone=True):
+    for found in processes(opened_and_closed, 2, 5):
         assert len({*found[1:]}) == 1, found

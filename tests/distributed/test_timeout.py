@@ -47,7 +47,7 @@ def stalled(rank: int, world: int, cf: float, subgroup: bool, folder: Path) -> s
 def test_after_the_groups_timeout_backward_raises_on_every_living_rank(
     cf: float, subgroup: bool, tmp_path: Path
 ) -> None:
-    for rank, said in enumerate(processes(stalled, 3, cf, subgroup, tmp_path, alone=True)):
+    for rank, said in enumerate(processes(stalled, 3, cf, subgroup, tmp_path)):
         assert "gravac: step 4" in said
         assert f"rank {rank} of 3 got no answer" in said
         assert "timeout of 3 s" in said
@@ -67,5 +67,5 @@ def inherited(rank: int, world: int) -> list[float | None]:
 
 
 def test_the_exchanges_own_group_inherits_the_timeout_of_the_users() -> None:
-    for found in processes(inherited, 2, alone=True):
+    for found in processes(inherited, 2):
         assert found == [70, 1800, 90]

@@ -92,7 +92,7 @@ def by_hand(
 
 def ranks(function: Rank, *args: Any, world: int = 2) -> list[Any]:
     """Run ``function(rank, world, *args)`` in processes that have imported the frameworks that are installed."""
-    return processes(function, world, *args, preloaded=[*PRELOADED, *FRAMEWORKS], alone=True)
+    return processes(function, world, *args, preloaded=[*PRELOADED, *FRAMEWORKS])
 
 
 def as_torchrun_says(rank: int, world: int) -> None:

@@ -202,7 +202,7 @@ def of(page: Path, needs: str = "") -> list[Block]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if of(page)], ids=named)
 def test_a_pages_blocks_run(page: Path, tmp_path: Path) -> None:
-    ranks = processes(run, 2, str(tmp_path), script(of(page)), alone=True)
+    ranks = processes(run, 2, str(tmp_path), script(of(page)))
     assert ranks[0] == ranks[1]
 
 
@@ -211,13 +211,13 @@ def test_a_pages_blocks_run(page: Path, tmp_path: Path) -> None:
 def test_a_block_runs_with_its_framework(block: Block, tmp_path: Path) -> None:
     if find_spec(block.said["needs"]) is None:
         pytest.skip(f"{block.said['needs']} is not installed")
-    processes(run, 2, str(tmp_path), script([block]), alone=True)
+    processes(run, 2, str(tmp_path), script([block]))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_the_start_pages_script_runs(after: bool, tmp_path: Path) -> None:
     (block,) = (one for one in SCRIPTS if "needs" not in one.said)
-    made = processes(run, 2, str(tmp_path), changed(block.code, block.diff) if after else block.code, alone=True)
+    made = processes(run, 2, str(tmp_path), changed(block.code, block.diff) if after else block.code)
     assert made[0] == made[1]
     assert len(made[0]) == after
     if after:
