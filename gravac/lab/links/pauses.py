@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from gravac.collectives import Collective
 from gravac.exchange.group import GroupTransport, Pending
@@ -21,7 +22,7 @@ def imitate_link(rate: float) -> None:
     """Make each of gravac's exchanges in this process take at least as long as over a link of a rate, by pauses.
 
     Args:
-        rate: bits per second, above 0. A further call sets another rate for groups that are opened later.
+        rate: bits per second, above 0. A further call sets another rate.
 
     Raises:
         ValueError: ``rate`` is not above 0.
@@ -51,7 +52,8 @@ def _paused_methods(rate: float) -> tuple[Callable[..., list[Pending]], Callable
     """Return ``GroupTransport.launch`` and ``finish`` with the pauses of a link of ``rate`` bits per second."""
     if not 0 < rate < math.inf:
         raise ValueError(f"rate: {rate} is not above 0; give bits per second, such as 20e6")
-    link_free_at: dict[GroupTransport, float] = {}  # seconds of time.perf_counter
+    # both in seconds of time.perf_counter
+    link_free_at: WeakKeyDictionary[GroupTransport, float] = WeakKeyDictionary()
     sent_at: dict[int, float] = {}  # when the link has sent a collective, by the id of its handles
 
     def launch(transport: GroupTransport, requests: list[Collective]) -> list[Pending]:
@@ -66,7 +68,7 @@ def _paused_methods(rate: float) -> tuple[Callable[..., list[Pending]], Callable
 
     def finish(transport: GroupTransport, pending: list[Pending]) -> list[Any]:
         results = _finish(transport, pending)
-        sent = max(sent_at.pop(id(collective.works), 0.0) for collective in pending)
+        sent = max((sent_at.pop(id(collective.works), 0.0) for collective in pending), default=0.0)
         time.sleep(max(0.0, sent - time.perf_counter()))
         return results
 
