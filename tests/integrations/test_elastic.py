@@ -21,7 +21,10 @@ from gravac.lab.links import network as links
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_elastic.py"
 
-PATIENCE = 100.0
+PATIENCE = 280.0
+"""Seconds after which a test gives up; agents and ranks of torchrun start three times within it, beside other tests."""
+
+pytestmark = pytest.mark.timeout(400)
 
 APART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """A store of its own for every start: in a shared one gloo finds the addresses of the start before."""
