@@ -53,7 +53,7 @@ EVERY: tuple[Compressor, ...] = (*COMPRESSORS.values(), *SETTINGS)
 @pytest.mark.parametrize(
     ("compressor", "world"),
     # between two ranks quantizers go another way
-    [*((one, 3) for one in EVERY), *((one, 2) for one in EVERY if one.name in ("quantize", "ladder"))],
+    [*((one, 8) for one in EVERY), *((one, 2) for one in EVERY if one.name in ("quantize", "ladder"))],
     ids=repr,
 )
 def test_a_compressor_says_whether_the_host_waits(compressor: Compressor, world: int) -> None:

@@ -12,7 +12,7 @@ from gravac.engine.coalescing import MAX_CODING_BYTES, MAX_SEGMENT_ELEMENTS
 from tests.device.steps import steps
 from tests.device.storages import Storages
 
-MANY = 3
+MANY = 6
 """Tensors of a model, each as large as a part may be."""
 
 SMALL = 4

@@ -32,7 +32,7 @@ def quiet(seen: Any, executor: Any, count: int) -> None:
 @pytest.mark.parametrize(
     ("base", "cf", "world"),
     # between two ranks quantizers go another way
-    [*((*one, 3) for one in BASES), *((*one, 2) for one in BASES if one[0].name in ("quantize", "thc"))],
+    [*((*one, 8) for one in BASES), *((*one, 2) for one in BASES if one[0].name in ("quantize", "thc"))],
     ids=repr,
 )
 def test_the_host_waits_for_nothing(base: Compressor, cf: float, world: int) -> None:

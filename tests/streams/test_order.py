@@ -25,7 +25,7 @@ from tests.device.idle import Idle
 
 WORLD, STEPS = 3, 6
 
-SCHEDULES = 3 * hypothesis.settings().max_examples
+SCHEDULES = 10 * hypothesis.settings().max_examples
 """300, and 5000 of the long tests."""
 
 SHAPES = {"a": (8, 8), "b": (16, 8), "bias": (8,)}
