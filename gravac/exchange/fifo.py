@@ -362,7 +362,7 @@ class Fifo:
         if any(thread.is_alive() for thread in self._waiting_threads):
             return
         atexit.unregister(self.close)
-        groups = [used.__dict__.pop("group") for used in self._transports if "group" in used.__dict__]
+        groups = [used.__dict__.pop("group", None) for used in self._transports]
         if self._failure is None and self._abandon_failure is None:
             self._destroy(groups)
             return
@@ -372,9 +372,10 @@ class Fifo:
         destroying_thread.join(JOIN_SECONDS)
 
     def _destroy(self, groups: list[Any]) -> None:
-        """Destroy process groups, and empty the list, so that no other thread runs their destructors."""
+        """Destroy process groups (not ``None``), and empty the list, so that no other thread runs their destructors."""
         while groups:
-            self._call_guarded(destroy_private, groups.pop())
+            if (group := groups.pop()) is not None:
+                self._call_guarded(destroy_private, group)
 
     def _interrupt(self) -> None:
         """Make all collectives in flight fail, on this rank and on the other ranks."""
