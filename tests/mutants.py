@@ -5,9 +5,10 @@
     pip install cosmic-ray
     python -m tests.mutants COMMIT --seed 0 --each 5 --json mutants.jsonl
 
-A mutant is one change of one operator, number or branch, drawn by cosmic-ray. Each room of ``ROOMS`` gets as many. Only
-files that are the same in both commits are mutated. The tests of a room run until the first failure, once in a worktree
-of the earlier commit and once in one of HEAD. A run that was stopped goes on where it was with the same file.
+A mutant is one change of one operator, number or branch of HEAD's gravac, drawn by cosmic-ray. Each room of ``ROOMS``
+gets as many. The tests of a room run until the first failure: those of the earlier commit, and, if these kill the
+mutant, those of HEAD. With ``--tests`` only one of the two runs. What the file has is not tried again: a run that was
+stopped goes on where it was.
 """
 
 import argparse
@@ -39,7 +40,7 @@ TIMEOUT_S = 1500.0
 """Seconds after which a run of tests counts as killed: a mutant that hangs is found."""
 
 
-def drawn(root: Path, before: Path, seed: int, each: int) -> list[dict[str, Any]]:
+def drawn(root: Path, seed: int, each: int) -> list[dict[str, Any]]:
     """Return mutants, as many of each room: the file, and an operator with the number of its occurrence."""
     from cosmic_ray.commands import init
     from cosmic_ray.work_db import WorkDB, use_db
@@ -47,9 +48,8 @@ def drawn(root: Path, before: Path, seed: int, each: int) -> list[dict[str, Any]
     mutants: list[dict[str, Any]] = []
     for room in ROOMS:
         files = sorted((root / "gravac" / room).rglob("*.py"))
-        same = [path for path in files if _text(path) == _text(before / path.relative_to(root))]
         with tempfile.TemporaryDirectory() as folder, use_db(Path(folder, "items.sqlite"), WorkDB.Mode.create) as db:
-            init(same, db, {})
+            init(files, db, {})
             items = [mutation for item in db.work_items for mutation in item.mutations]
         items.sort(key=lambda item: (str(item.module_path), item.operator_name, item.occurrence))
         mutants += [
@@ -86,37 +86,44 @@ def killed(root: Path, mutant: dict[str, Any]) -> dict[str, Any]:
     return {"by": by, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.exists() else None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Draw and try mutants; print a line for each, and how many of those that the old tests kill the new ones kill."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", type=commit, help="the earlier commit, whose tests are compared with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=5, help="number of mutants of each room")
-    parser.add_argument("--json", type=Path, required=True, help="file of the results, a line for each mutant")
+    parser.add_argument("--tests", choices=("before", "now"), help="whose tests run (default: both)")
+    parser.add_argument("--json", type=Path, required=True, help="file of the results, a line for each run of tests")
     options = parser.parse_args(arguments)
-    tried = [json.loads(line) for line in (_text(options.json) or "").splitlines()]
+    lines = options.json.read_text(encoding="utf-8").splitlines() if options.json.exists() else []
+    ran = [json.loads(line) for line in lines]
+
+    def result(tests: str, mutant: dict[str, Any]) -> dict[str, Any] | None:
+        return next((found for found in ran if {"tests": tests, **mutant}.items() <= found.items()), None)
+
     with (
         tempfile.TemporaryDirectory() as folder,
         worktree(Path(folder, "before"), options.commit) as before,
         worktree(Path(folder, "now"), commit("HEAD")) as now,
     ):
-        mutants = drawn(now, before, options.seed, options.each)
-        for round_robin in range(options.each):
-            for mutant in mutants[round_robin :: options.each]:
-                if any(mutant.items() <= found.items() for found in tried):
+        subprocess.run(
+            ["git", "checkout", "--quiet", commit("HEAD"), "--", "gravac", "policies"], cwd=before, check=True
+        )
+        drawn_mutants = drawn(now, options.seed, options.each)
+        mutants = [mutant for i in range(options.each) for mutant in drawn_mutants[i :: options.each]]
+        for mutant in mutants:
+            for tests, root in (("before", before), ("now", now)):
+                if options.tests not in (None, tests) or result(tests, mutant):
                     continue
-                found = {**mutant, "before": killed(before, mutant), "now": killed(now, mutant)}
-                tried.append(found)
+                if tests == "now" and not (result("before", mutant) or {}).get("by"):
+                    continue  # nothing is asked of the present tests
+                ran.append({"tests": tests, **mutant, **killed(root, mutant)})
                 with options.json.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
-                print(json.dumps(found), flush=True)
-    by_old = [found for found in tried if found["before"]["by"] is not None]
-    by_both = [found for found in by_old if found["now"]["by"] is not None]
-    print(f"{len(tried)} mutants; the earlier tests kill {len(by_old)}, of which the present tests kill {len(by_both)}")
+                    file.write(json.dumps(ran[-1]) + "\n")
+                print(json.dumps(ran[-1]), flush=True)
+    by_before = [mutant for mutant in mutants if (result("before", mutant) or {}).get("by")]
+    by_both = [mutant for mutant in by_before if (result("now", mutant) or {}).get("by")]
+    print(f"{len(mutants)} mutants; the earlier tests kill {len(by_before)}, of which HEAD's kill {len(by_both)}")
     return 0
 
 

@@ -425,6 +425,7 @@ class Fifo:
     def _run_exchange_thread(self) -> None:
         """Run all queued work on the exchange thread; if an exception ends the thread, make the rest fail."""
         torch.set_grad_enabled(False)
+        torch.get_num_threads()  # the first call on a thread applies set_num_threads to it; BLAS calls do not
         try:
             self._run_queued_work()
         except BaseException as failure:

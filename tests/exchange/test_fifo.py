@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange thread: one order of collectives, encoding ahead, failures that reach everyone."""
 
+import ctypes
+import re
 import threading
 import warnings
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -398,3 +401,20 @@ def test_nobody_asks_for_failures_while_nothing_is_under_way(monkeypatch: pytest
     assert fifo._thread.is_alive()
     assert all(asked_while_under_way), "on a slow machine a job may be under way for longer than LOOK_SECONDS"
     fifo.close()
+
+
+def test_the_exchange_thread_computes_with_as_many_threads_as_the_user_set() -> None:
+    maps = Path("/proc/self/maps")
+    openmp = re.search(r"/\S*lib[gi]?omp\S*", maps.read_text()) if maps.exists() else None
+    if openmp is None:
+        pytest.skip("torch's OpenMP library is not to be found here")
+    asked = ctypes.CDLL(openmp[0]).omp_get_max_threads
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(before + 2)
+    try:
+        fifo = Fifo(Wire())  # type: ignore[arg-type]
+        fifo.call(lambda: found.append(asked()), never)
+        fifo.close()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [before + 2]
