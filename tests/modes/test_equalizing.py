@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that trained apart are equal again, bit for bit, and stay so: moments, scaler, checksum, rank 0's copies."""
+"""What makes ranks equal that trained apart: the mean of moments, the scaler, the checksum, rank 0's copies."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,9 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import example, given, settings
-from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.engine.engine import Engine
@@ -28,69 +26,11 @@ from gravac.modes.equalizing import (
     equalize_scaler,
 )
 from gravac.settings import SettingsError
-from gravac.sources.ddp_private import Reducer
-from tests.ranks import processes
+from tests.modes.optimizers import MAKES, Net, bits, scaler_of, tensors_of, train
 from tests.streams.sanitized import Alike, FakeDevice
 
 CPU = torch.device("cpu")
 Optimizers = list[torch.optim.Optimizer]
-
-MAKES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
-    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
-    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
-    "AdamW, tensor lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-2)),
-    "Adam, amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
-    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.05),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9, centered=True),
-    "Adagrad": lambda p: torch.optim.Adagrad(p),
-    "Adafactor": lambda p: torch.optim.Adafactor(p),
-    "Rprop": lambda p: torch.optim.Rprop(p),
-    "ASGD": lambda p: torch.optim.ASGD(p),
-}
-
-
-class Net(torch.nn.Module):
-    """Layers, a scalar, channels last, and a parameter that is never used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.out = torch.nn.Linear(16, 5)
-        self.scale = torch.nn.Parameter(torch.tensor(1.5))
-        self.unused = torch.nn.Parameter(torch.ones(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.conv(x.view(-1, 3, 4, 4)).flatten(1))
-        out: torch.Tensor = self.out(x) * self.scale
-        return out
-
-
-def train(module: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        x = torch.randn(8, 48, generator=torch.Generator().manual_seed(1000 * step + rank))
-        module(x).square().mean().backward()
-        optimizer.step()
-
-
-def tensors_of(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], torch.Tensor]:
-    """All states that are tensors, by parameter's position and key."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        (position, key): state
-        for position, parameter in enumerate(parameters)
-        for key, state in optimizer.state.get(parameter, {}).items()
-        if isinstance(state, torch.Tensor)
-    }
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
 
 
 def same_bits(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
@@ -300,13 +240,6 @@ def test_ranks_that_differ_are_told_and_made_equal() -> None:
 # the scaler
 
 
-def scaler_of(scale: float, steps: int, enabled: bool = True) -> torch.amp.GradScaler:
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
-    if enabled:
-        scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": steps})
-    return scaler
-
-
 @given(
     ranks=st.lists(
         st.tuples(st.floats(2**-10, 2**24, width=32), st.integers(0, 2000), st.booleans()), min_size=1, max_size=4
@@ -357,82 +290,10 @@ def test_engines_in_memory_run_a_job_between_steps() -> None:
     assert [scaler.get_scale() for scaler in scalers] == [1.0] * 3
 
 
-def returned(rank: int, world: int, make: str, case: str) -> dict[str, Any]:
-    """A run over gloo: apart, together again, 100 native steps."""
-    module = Net()
-    ddp = DistributedDataParallel(module, find_unused_parameters=True)
-    reducer, silent = Reducer(ddp), [True]
-    ddp.register_forward_pre_hook(lambda *_: reducer.silence_exchange() if silent else None)
-    ddp.register_forward_hook(lambda *_: reducer.restore_flags(), always_call=True)
-    optimizer = MAKES[make](module.parameters())
-    scaler = scaler_of(2.0 ** (10 - rank), 7 + rank) if case == "scaler" else None
-    if not (case == "never stepped" and rank == 1):
-        train(ddp, optimizer, rank, range(10))
-    if case == "NaN" and rank == world - 1:
-        for (_, key), state in tensors_of(optimizer).items():
-            if key != "step":
-                state[(-1,) * state.dim()] = float("nan")
-    for parameter in module.parameters():
-        dist.broadcast(parameter.detach(), 0)
-    with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
-        engine = compressor.door({"w": torch.zeros(4)})
-        engine.open()
-        job = equalize_ranks([*module.parameters()], [optimizer], scaler, engine.device)
-        differing = engine.run_between_steps("the optimizers' states", job).result()
-    silent.clear()
-    reducer.renew()
-    at_once = {place: bits(state) for place, state in tensors_of(optimizer).items()}
-    train(ddp, optimizer, rank, range(20, 120))
-    return {
-        "differing": differing,
-        "at once": at_once,
-        "later": checksum([*module.parameters()], [optimizer]),
-        "finite": all(bool(p.isfinite().all()) for p in module.parameters()),
-        "scale": None if scaler is None else scaler.state_dict(),
-        "averaged": reducer.has_averaged(),
-    }
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("case", ["plain", "NaN", "never stepped", "scaler"])
-@pytest.mark.parametrize("make", ["AdamW", "AdamW, fused", "Adam, amsgrad", "SGD, momentum"])
-def test_over_gloo_ranks_are_equal_at_once_and_100_native_steps_later(make: str, case: str, world: int) -> None:
-    if world == 3 and case != "plain" and make != "AdamW":
-        pytest.skip("two ranks show it")
-    first, *others = processes(returned, world, make, case)
-    assert first["differing"] == []
-    assert first["finite"]
-    assert first["averaged"]
-    assert first["at once"]
-    for other in others:
-        assert other == first
-    if case == "scaler":
-        assert (first["scale"]["scale"], first["scale"]["_growth_tracker"]) == (2.0 ** (11 - world), 7)
-
-
-def differs(rank: int, world: int) -> tuple[list[int], int]:
-    module = Net()
-    optimizer = torch.optim.AdamW(module.parameters())
-    train(module, optimizer, rank=0, steps=range(3))
-    if rank == 1:
-        module.scale.data += 1
-    with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
-        engine = compressor.door({"w": torch.zeros(4)})
-        engine.open()
-        job = equalize_ranks([*module.parameters()], [optimizer], None, engine.device)
-        differing = engine.run_between_steps("weights", job).result()
-    return differing, checksum([*module.parameters()], [optimizer])
-
-
-def test_over_gloo_a_rank_that_differs_is_told_and_given_what_rank_0_has() -> None:
-    first, *others = processes(differs, 3)
-    assert first[0] == [1]
-    assert others == [first, first]
-
-
 @pytest.mark.parametrize("make", ["AdamW", "SGD, momentum"])
 def test_on_streams_nothing_races_for_the_states(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equalizing, "BLOCK_WORDS", 16)  # the fake device looks at each place in memory
+    monkeypatch.setattr(equalizing, "CACHED_BYTES", 1024)
     device = FakeDevice()
     with device:
         module = torch.nn.ParameterList([torch.ones(8, 16) for _ in range(3)])
