@@ -49,35 +49,33 @@ def test_mistakes_with_dcp_are_refused_on_all_ranks(tmp_path: Path) -> None:
         assert "use gravac.checkpoint.Stateful(compressor) without" in pending
 
 
-def other_world(rank: int, world: int, folder: Path) -> str:
-    return refused(lambda: load("dcp", folder, fresh()[2]))
-
-
 def saved(rank: int, world: int, folder: Path) -> None:
-    with begun(rank, 2) as compressor:
+    with begun(rank) as compressor:
         save("dcp", folder, compressor)
 
 
-def test_dcp_itself_refuses_another_world_size_that_was_not_announced(tmp_path: Path) -> None:
-    processes(saved, 2, tmp_path)
-    for said in [*processes(other_world, 3, tmp_path), *processes(other_world, 1, tmp_path)]:
-        assert "Missing key in checkpoint state_dict: gravac.rank0of" in said
+def not_announced(rank: int, world: int, folder: Path) -> str:
+    return refused(lambda: load("dcp", folder, fresh()[2]))
 
 
-def twice(rank: int, world: int, folder: Path) -> tuple[Any, ...]:
-    """What was loaded at another world size is saved as any other."""
+def announced(rank: int, world: int, folder: Path) -> tuple[str, Any, Any]:
+    """What DCP says at first; then the residuals that were loaded, and those of a checkpoint that was made of them."""
+    said = not_announced(rank, world, folder)
     compressor = fresh()[2]
     stateful = checkpoint.Stateful(compressor, saved_world=2)
     dcp.load({"gravac": stateful}, checkpoint_id=folder / "dcp")
     dcp.save({"gravac": stateful}, checkpoint_id=folder / "again")
     again = fresh()[2]
     dcp.load({"gravac": checkpoint.Stateful(again)}, checkpoint_id=folder / "again")
-    return residuals(compressor), residuals(again)
+    return said, residuals(compressor), residuals(again)
 
 
-def test_what_was_loaded_at_another_world_size_is_saved_at_this_one(tmp_path: Path) -> None:
+def test_another_world_size_must_be_announced_and_what_was_loaded_is_saved_at_this_one(tmp_path: Path) -> None:
     processes(saved, 2, tmp_path)
-    for first, second in processes(twice, 3, tmp_path):
+    missing = "Missing key in checkpoint state_dict: gravac.rank0of"
+    assert missing in processes(not_announced, 1, tmp_path)[0]
+    for said, first, second in processes(announced, 3, tmp_path):
+        assert missing in said
         assert first.keys() == second.keys() != set()
         assert all(torch.equal(first[name], second[name]) for name in first)
 

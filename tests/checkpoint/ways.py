@@ -55,7 +55,7 @@ def fresh(base: Any = topk, cf: float = 20) -> Run:
     return ddp, sgd(ddp), AdaptiveCompressor(base, cf_range=(cf, cf), controller=Static(cf=cf))
 
 
-def begun(rank: int, steps: int = 4) -> AdaptiveCompressor:
+def begun(rank: int, steps: int = 2) -> AdaptiveCompressor:
     """One that has trained some steps, with residuals that differ between ranks."""
     ddp, optimizer, compressor = fresh()
     compressor.attach(ddp, optimizer)

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole thing on real gloo: replicas, decisions, ledger, resume, errors."""
 
+import functools
 import io
 import itertools
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -52,8 +54,12 @@ def quick(base: Compressor, **options: Any) -> AdaptiveCompressor:
     return AdaptiveCompressor(base, controller=decides, native=False, **options)
 
 
+STEPS_TO_TWO_DECISIONS, STEPS_TO_THREE = 10, 14
+"""Steps of ``quick`` within which GraVAC decides at the start, and once or twice more."""
+
+
 def replicas(rank: int, world: int, base: Compressor, steps: int, most: float) -> tuple[torch.Tensor, list[Any], float]:
-    ddp = parallel()
+    ddp = parallel(network(5))
     optimizer = sgd(ddp)
     with quick(base) as compressor:
         compressor.attach(ddp, optimizer)
@@ -64,17 +70,25 @@ def replicas(rank: int, world: int, base: Compressor, steps: int, most: float) -
         return weights(ddp), compressor.history, loss
 
 
-@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
-def test_four_ranks_with_random_delays_stay_bitwise_equal(base: Compressor) -> None:
-    ran = processes(replicas, 4, base, 30, 0.01)
-    assert all(torch.equal(ran[0][0], other[0]) for other in ran)
-    assert all(ran[0][1] == other[1] for other in ran), "histories differ"
-    assert ran[0][2] < 2.4
+def replicas_of_all_bases(rank: int, world: int) -> dict[str, tuple[torch.Tensor, list[Any], float]]:
+    return {
+        name: replicas(rank, world, base, STEPS_TO_THREE if name == "topk" else STEPS_TO_TWO_DECISIONS, 0.01)
+        for name, base in BASES.items()
+    }
+
+
+def test_four_ranks_with_random_delays_stay_bitwise_equal() -> None:
+    first, *others = processes(replicas_of_all_bases, 4)
+    for name, (trained, history, loss) in first.items():
+        assert all(torch.equal(trained, other[name][0]) for other in others), name
+        assert all(history == other[name][1] for other in others), f"{name}: histories differ"
+        assert len(history) >= (3 if name == "topk" else 2), name
+        assert loss < 2.4, name
 
 
 @pytest.mark.parametrize("base", [topk, pytest.param(randomk, marks=pytest.mark.long)], ids=repr)
 def test_sixteen_ranks_stay_bitwise_equal(base: Compressor) -> None:
-    ran = threads(replicas, 16, base, 30, 0.001)
+    ran = threads(replicas, 16, base, STEPS_TO_THREE, 0.001)
     assert all(torch.equal(ran[0][0], other[0]) for other in ran)
     assert all(ran[0][1] == other[1] for other in ran)
 
@@ -88,11 +102,11 @@ def ticking(each: float) -> Any:
 def decide(rank: int, world: int) -> list[Any]:
     clock = ticking(0.02 if rank == 1 else 0.005)
     Fifo.mark = lambda self: float(clock.perf_counter())  # type: ignore[method-assign]
-    ddp = parallel()
+    ddp = parallel(network(2))
     optimizer = sgd(ddp)
     with quick(topk) as compressor:
         compressor.attach(ddp, optimizer)
-        train(ddp, optimizer, rank, range(60))
+        train(ddp, optimizer, rank, range(30))
         return [compressor.history, compressor.cf]
 
 
@@ -104,8 +118,29 @@ def test_all_ranks_decide_the_same_with_other_data_and_one_slow() -> None:
     assert all(other == first for other in others)
 
 
-def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int, int, int, dict[str, int]]:
-    ddp = parallel()
+SENDING: dict[str, tuple[Compressor, bool]] = {
+    "topk": (topk, False),
+    "topk between pairs": (topk, True),
+    "randomk": (randomk, False),
+    "dense": (dense(dtype="bfloat16"), False),
+    "topkc": (topkc, False),
+    "artopk": (artopk, False),
+    "quantize": (quantize(2), False),
+}
+"""Compressors whose rounds differ, and whether this rank's top-k goes to each other rank by itself."""
+
+
+class Booked(NamedTuple):
+    """Bytes of a rank, as the flight recorder and the ledger count them."""
+
+    payload_seen: int
+    wire_seen: int
+    payload_booked: int
+    wire_booked: int
+
+
+def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> Booked:
+    ddp = parallel(network(2))
     optimizer = sgd(ddp)
     compressor = quick(base)
     compressor.attach(ddp, optimizer)
@@ -117,9 +152,9 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
         swapped.append(tensor.numel() * tensor.element_size())
         return isend(tensor, *args, **options)
 
-    dist.isend = counting
-    train(ddp, optimizer, rank, range(25))
-    compressor.state_dict()
+    with mock.patch.object(dist, "isend", counting):
+        train(ddp, optimizer, rank, range(10))
+        compressor.state_dict()
     kinds = {"gather": AllGather, "all_to_all": AllToAll, "broadcast": Broadcast, "all_reduce": AllReduce}
     seen = expected = 0
     for collective in flight_recorder.collectives_of(compressor._engine.executor.transport.group, at_attach):
@@ -131,35 +166,26 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     expected += sum(swapped)
     assert bool(swapped) == (pairwise and base.name == "topk")
     compressor.close()  # what was counted stays
-    return seen, expected, compressor.ledger.payload_bytes, {"wire": compressor.ledger.wire_bytes}
+    return Booked(seen, expected, compressor.ledger.payload_bytes, compressor.ledger.wire_bytes)
+
+
+def booked_in_turn(rank: int, world: int) -> dict[str, Booked]:
+    return {name: booked(rank, world, base, pairwise) for name, (base, pairwise) in SENDING.items()}
 
 
 @pytest.mark.skipif(not flight_recorder.IS_THERE, reason="this torch does not record what gloo sends")
-@pytest.mark.parametrize(
-    ("base", "pairwise"),
-    [
-        (topk, False),
-        (topk, True),
-        (randomk, False),
-        (dense(dtype="bfloat16"), False),
-        (topkc, False),
-        (artopk, False),
-        (quantize(2), False),
-    ],
-    ids=repr,
-)
-def test_the_ledger_says_what_was_sent(base: Compressor, pairwise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_says_what_was_sent() -> None:
     """By torch's flight recorder; point-to-point messages are counted where they are posted."""
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "20000")
-    for seen, expected, payload, wire in processes(booked, 3, base, pairwise):
-        assert seen > 0
-        assert payload == seen
-        assert wire["wire"] == expected
+    for of_rank in processes(booked_in_turn, 3):
+        for name, counted in of_rank.items():
+            assert counted.payload_seen > 0, name
+            assert counted.payload_booked == counted.payload_seen, name
+            assert counted.wire_booked == counted.wire_seen, name
 
 
 def resume(rank: int, world: int, options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     def fresh() -> tuple[DistributedDataParallel, torch.optim.Optimizer, AdaptiveCompressor]:
-        ddp = parallel(**options)
+        ddp = parallel(network(2), **options)
         optimizer = sgd(ddp)
         # decisions that depend on measured times cannot repeat
         compressor = AdaptiveCompressor(topk, controller=Static(cf=20))
@@ -167,11 +193,11 @@ def resume(rank: int, world: int, options: dict[str, Any]) -> tuple[torch.Tensor
 
     ddp, optimizer, compressor = fresh()
     compressor.attach(ddp, optimizer)
-    train(ddp, optimizer, rank, range(6))
+    train(ddp, optimizer, rank, range(3))
     saved = [ddp.module.state_dict(), optimizer.state_dict(), compressor.state_dict()]
     file = io.BytesIO()
     torch.save(saved, file)
-    train(ddp, optimizer, rank, range(6, 12))
+    train(ddp, optimizer, rank, range(3, 6))
     compressor.close()
     model, moments, state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     again, optimizer, compressor = fresh()
@@ -179,32 +205,39 @@ def resume(rank: int, world: int, options: dict[str, Any]) -> tuple[torch.Tensor
     optimizer.load_state_dict(moments)
     compressor.load_state_dict(state)
     compressor.attach(again, optimizer)
-    train(again, optimizer, rank, range(6, 12))
+    train(again, optimizer, rank, range(3, 6))
     compressor.close()
     return weights(ddp), weights(again)
 
 
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}], ids=str)
-def test_resume_is_bit_for_bit_at_same_world_size(options: dict[str, Any]) -> None:
-    for straight, resumed in processes(resume, 3, options):
-        assert torch.equal(straight, resumed)
+RESUMED: list[dict[str, Any]] = [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}]
+
+
+def resume_all(rank: int, world: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [resume(rank, world, options) for options in RESUMED]
+
+
+def test_resume_is_bit_for_bit_at_same_world_size() -> None:
+    for of_rank in processes(resume_all, 2):
+        for options, (straight, resumed) in zip(RESUMED, of_rank, strict=True):
+            assert torch.equal(straight, resumed), options
 
 
 def save(rank: int, world: int) -> dict[str, Any]:
-    ddp = parallel()
+    ddp = parallel(network(2))
     with AdaptiveCompressor(topk, controller=Static(cf=50)) as compressor:
         compressor.attach(ddp)
-        train(ddp, sgd(ddp), rank, range(5))
+        train(ddp, sgd(ddp), rank, range(3))
         return compressor.state_dict()
 
 
 def load_merged(rank: int, world: int, merged: dict[str, Any]) -> dict[str, torch.Tensor]:
-    ddp = parallel()
+    ddp = parallel(network(2))
     with AdaptiveCompressor(topk, controller=Static(cf=50)) as compressor:
         compressor.attach(ddp)
         compressor.load_state_dict(merged)
         kept = {name: tensor.clone() for name, tensor in compressor.state_dict()["residual"].items()}
-        train(ddp, sgd(ddp), rank, range(3))
+        train(ddp, sgd(ddp), rank, range(2))
         return kept
 
 
@@ -218,13 +251,13 @@ def test_another_world_size_conserves_the_mean_residual() -> None:
 
 
 def poison(rank: int, world: int) -> list[bool]:
-    ddp = parallel()
+    ddp = parallel(network(2))
     optimizer = sgd(ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     seen = []
     with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
         compressor.attach(ddp, optimizer, scaler)
-        for step in range(8):
+        for step in range(5):
             x, y = batch(rank, step)
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(ddp(x), y)
@@ -245,7 +278,7 @@ def poison(rank: int, world: int) -> list[bool]:
 
 def test_overflow_on_one_rank_skips_the_step_everywhere_and_moves_no_residual() -> None:
     for seen in processes(poison, 2):
-        assert seen == [True, True, True, True, False, True, True, True, True]
+        assert seen == [True, True, True, True, False, True]
 
 
 def mistakes(rank: int, world: int) -> list[str]:
@@ -283,7 +316,7 @@ def test_mistakes_get_errors_that_say_what_to_do() -> None:
 
 
 def hooked(rank: int, world: int) -> tuple[torch.Tensor, set[str]]:
-    ddp = parallel()
+    ddp = parallel(network(2))
     with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
         compressor.bind(ddp)
         ddp.register_comm_hook(None, compressor.hook)
@@ -321,7 +354,7 @@ def branches(rank: int, world: int) -> list[torch.Tensor]:
         plain = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.02)
         with AdaptiveCompressor(topk, cf_range=(1, 1000), controller=controller) as compressor:
             compressor.attach(ddp)
-            for step in range(6):
+            for step in range(4):
                 x, _ = batch(rank, step)
                 for model in (ddp, plain):
                     model.zero_grad()
@@ -342,7 +375,7 @@ def test_unused_channels_last_and_mixed_precision_parameters() -> None:
 
 
 def accumulate(rank: int, world: int) -> tuple[torch.Tensor, int]:
-    ddp = parallel()
+    ddp = parallel(network(2))
     optimizer = sgd(ddp)
     with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
         compressor.attach(ddp)
@@ -361,24 +394,20 @@ def test_accumulating_under_no_sync_is_one_step() -> None:
     assert steps == 4
 
 
-def uneven(rank: int, world: int) -> bool:
-    ddp = parallel()
+def uneven(rank: int) -> bool:
+    ddp = parallel(network(2))
     optimizer = sgd(ddp)
     with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
         compressor.attach(ddp)
         with ddp.join():
-            train(ddp, optimizer, rank, range(4 + 3 * rank))
+            train(ddp, optimizer, rank, range(3 + 2 * rank))
         return bool(weights(ddp).isfinite().all())
 
 
-def test_uneven_inputs_with_join() -> None:
-    assert processes(uneven, 2) == [True, True]
-
-
-def divided(rank: int, world: int, initial: bool) -> list[float]:
+def divided(rank: int, initial: bool) -> list[float]:
     """Where weights lie apart from native DDP's, steps later in which ranks run out of inputs one after the other."""
     apart = []
-    native, ours = parallel(), parallel()
+    native, ours = parallel(network(2)), parallel(network(2))
     with AdaptiveCompressor(topk, (1, 1000), controller=Static(cf=1)) as compressor:
         compressor.attach(ours)
         for ddp in (native, ours):
@@ -386,20 +415,14 @@ def divided(rank: int, world: int, initial: bool) -> list[float]:
                 train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), rank, range(2 + 2 * rank))
         apart.append(float((weights(native) - weights(ours)).norm() / weights(native).norm()))
         for ddp in (native, ours):  # after join all take part again
-            train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), rank, range(20, 23))
+            train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), rank, range(20, 22))
         apart.append(float((weights(native) - weights(ours)).norm() / weights(native).norm()))
     return apart
 
 
-@pytest.mark.parametrize("initial", [True, False])
-def test_join_divides_by_the_ranks_that_native_ddp_divides_by(initial: bool) -> None:
-    for apart in processes(divided, 3, initial):
-        assert max(apart) < 1e-6
-
-
 def lone(rank: int, world: int, initial: bool) -> torch.Tensor:
     """The gradient of a step for which only the last rank has inputs, top-k at CF 2."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     with AdaptiveCompressor(topk, controller=Static(cf=2)) as compressor:
         compressor.attach(ddp)
         with ddp.join(divide_by_initial_world_size=initial):
@@ -412,8 +435,39 @@ def lone(rank: int, world: int, initial: bool) -> torch.Tensor:
     )
 
 
+class Joined(NamedTuple):
+    """What a rank saw of steps under ``join``; of pairs, the first is divided by the initial number of ranks."""
+
+    finite: bool
+    apart: tuple[list[float], list[float]]
+    alone: tuple[torch.Tensor, torch.Tensor]
+
+
+def joining(rank: int, world: int) -> Joined:
+    return Joined(
+        uneven(rank),
+        (divided(rank, True), divided(rank, False)),
+        (lone(rank, world, True), lone(rank, world, False)),
+    )
+
+
+@functools.cache
+def joined() -> list[Joined]:
+    return processes(joining, 3)
+
+
+def test_uneven_inputs_with_join() -> None:
+    assert [of_rank.finite for of_rank in joined()] == [True] * 3
+
+
+@pytest.mark.parametrize("initial", [True, False])
+def test_join_divides_by_the_ranks_that_native_ddp_divides_by(initial: bool) -> None:
+    for of_rank in joined():
+        assert max(of_rank.apart[0 if initial else 1]) < 1e-6
+
+
 def test_a_compressed_step_of_one_rank_is_divided_by_one_when_asked() -> None:
-    over_all, over_one = processes(lone, 3, True)[-1], processes(lone, 3, False)[-1]
+    over_all, over_one = joined()[-1].alone
     assert torch.allclose(3 * over_all, over_one, rtol=1e-5)
     assert float(over_one.norm()) > 0
 
@@ -424,7 +478,7 @@ def failing_sink(rank: int, world: int) -> tuple[int, torch.Tensor]:
     def breaks(record: Any) -> None:
         raise OSError("disk full")
 
-    ddp = parallel()
+    ddp = parallel(network(2))
     with pytest.warns(UserWarning, match="disk full") if rank == 0 else nullcontext():
         with AdaptiveCompressor(topk, controller=Static(cf=10), sinks=[breaks, records.append]) as compressor:
             compressor.attach(ddp)

@@ -195,6 +195,7 @@ SETTINGS_OF_MODES: dict[str, dict[str, Any]] = {
 
 def dropped(rank: int, world: int, mode: str) -> list[tuple[int, int]]:
     """File descriptors and threads after each of several compressors that nobody closed."""
+    gc.freeze()  # what was imported is no garbage, and takes long to look through
     found = []
     for _ in range(4):
         ddp = parallel()

@@ -4,7 +4,9 @@
 
 import copy
 import io
+import itertools
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.sources.ddp_private import NAMES_FOR_REBUILD, ReducerParameters, rebuild_reducer
-from tests.distributed.training import batch, parallel, sgd, telling, train, weights
+from tests.distributed.training import batch, network, sgd, telling, train, weights
+from tests.distributed.training import parallel as parallel_of
 from tests.ranks import processes
 
 OPTIONS: list[dict[str, Any]] = [
@@ -24,13 +27,17 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+def parallel(**options: Any) -> DistributedDataParallel:
+    return parallel_of(network(2), **options)
+
+
 def compressing() -> AdaptiveCompressor:
     return AdaptiveCompressor(topk, controller=Static(cf=10))
 
 
 def natively(ddp: DistributedDataParallel, rank: int) -> torch.Tensor:
     """Weights after a few steps more, from an optimizer without a past."""
-    train(ddp, sgd(ddp), rank, range(10, 14))
+    train(ddp, sgd(ddp), rank, range(10, 12))
     return weights(ddp)
 
 
@@ -54,14 +61,26 @@ WAYS = {
 }
 
 
-def copied(rank: int, world: int, way: str, options: dict[str, Any]) -> list[bool]:
+Pair = tuple[str, dict[str, Any]]
+"""A way to copy, and options of DDP."""
+
+PAIRS: list[Pair] = [
+    ("deepcopy", {}),
+    ("deepcopy", {"static_graph": True}),
+    ("pickle", {"gradient_as_bucket_view": True}),
+    ("pickle", {"static_graph": True}),
+    ("torch.save", {"find_unused_parameters": True}),
+]
+
+
+def copied(rank: int, way: str, options: dict[str, Any]) -> list[bool]:
     ddp = parallel(**options)
     with compressing() as compressor:
         compressor.attach(ddp)
-        train(ddp, sgd(ddp), rank, range(4))
+        train(ddp, sgd(ddp), rank, range(3))
         other = WAYS[way](ddp)
         native = fresh(ddp, **options)
-        train(native, torch.optim.SGD(native.parameters(), lr=0), rank, range(4))
+        train(native, torch.optim.SGD(native.parameters(), lr=0), rank, range(3))
         steps = compressor.state_dict()["step"]
         before = weights(ddp)
         as_native = torch.equal(natively(other, rank), natively(WAYS[way](native), rank))
@@ -75,11 +94,17 @@ def copied(rank: int, world: int, way: str, options: dict[str, Any]) -> list[boo
     return [as_native, untouched, compressed, goes_on]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_copy_trains_as_native_ddp_and_can_be_attached_to(way: str, options: dict[str, Any]) -> None:
-    for seen in processes(copied, 2, way, options):
-        assert seen == [True, True, True, True]
+def copied_in_turn(rank: int, world: int, pairs: Sequence[Pair]) -> list[list[bool]]:
+    return [copied(rank, way, options) for way, options in pairs]
+
+
+@pytest.mark.parametrize(
+    "pairs", [PAIRS, pytest.param([*itertools.product(WAYS, OPTIONS)], marks=pytest.mark.long)], ids=["some", "all"]
+)
+def test_a_copy_trains_as_native_ddp_and_can_be_attached_to(pairs: Sequence[Pair]) -> None:
+    for of_rank in processes(copied_in_turn, 2, pairs):
+        for pair, seen in zip(pairs, of_rank, strict=True):
+            assert seen == [True, True, True, True], pair
 
 
 def without_gravac(rank: int, world: int) -> set[str]:
@@ -102,21 +127,21 @@ def test_a_pickled_model_loads_where_gravac_is_not_installed() -> None:
     assert processes(without_gravac, 2) == [set(), set()]
 
 
-def detached(rank: int, world: int, options: dict[str, Any]) -> list[bool]:
+def detached(rank: int, options: dict[str, Any]) -> list[bool]:
     ddp = parallel(**options)
     compressor = compressing()
     compressor.attach(ddp, sgd(ddp))
-    train(ddp, sgd(ddp), rank, range(5))
+    train(ddp, sgd(ddp), rank, range(3))
     native = fresh(ddp, **options)
     compressor.detach()
     as_native = torch.equal(natively(ddp, rank), natively(native, rank))
     state = compressor.state_dict()
-    saved = state["step"] == 5 and set(state["residual"]) != set()
+    saved = state["step"] == 3 and set(state["residual"]) != set()
     residual = {name: tensor.clone() for name, tensor in state["residual"].items()}
     compressor.attach(ddp)
     kept = all(torch.equal(tensor, residual[name]) for name, tensor in compressor.state_dict()["residual"].items())
-    train(ddp, sgd(ddp), rank, range(3))
-    again = compressor.state_dict()["step"] == 8
+    train(ddp, sgd(ddp), rank, range(2))
+    again = compressor.state_dict()["step"] == 5
     compressor.detach()
     compressor.close()
     with compressing() as another:
@@ -126,10 +151,14 @@ def detached(rank: int, world: int, options: dict[str, Any]) -> list[bool]:
     return [as_native, saved, kept, again, other]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_detached_ddp_trains_bit_for_bit_as_a_fresh_one(options: dict[str, Any]) -> None:
-    for seen in processes(detached, 3, options):
-        assert seen == [True] * 5
+def detached_with_all_options(rank: int, world: int) -> list[list[bool]]:
+    return [detached(rank, options) for options in OPTIONS]
+
+
+def test_detached_ddp_trains_bit_for_bit_as_a_fresh_one() -> None:
+    for of_rank in processes(detached_with_all_options, 2):
+        for options, seen in zip(OPTIONS, of_rank, strict=True):
+            assert seen == [True] * 5, options
 
 
 def resumed_after_detach(rank: int, world: int) -> bool:
@@ -140,11 +169,11 @@ def resumed_after_detach(rank: int, world: int) -> bool:
         optimizer = sgd(ddp)
         with compressing() as compressor:
             compressor.attach(ddp, optimizer)
-            train(ddp, optimizer, rank, range(4))
+            train(ddp, optimizer, rank, range(3))
             if leaves:
                 compressor.detach()
                 compressor.attach(ddp, optimizer)
-            train(ddp, optimizer, rank, range(4, 8))
+            train(ddp, optimizer, rank, range(3, 6))
         results.append(weights(ddp))
     return torch.equal(*results)
 

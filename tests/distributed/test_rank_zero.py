@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,10 +25,10 @@ import torch.distributed as dist
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.exchange import fifo
 from gravac.exchange.failures import ExchangeError
-from tests.distributed.training import batch, parallel, sgd
+from tests.distributed.training import batch, network, parallel, sgd
 from tests.ranks import PRELOADED
 
-FAILS_AT = 10
+FAILS_AT = 6
 """Training step before which a rank goes away; the others are told so by files, and then train on."""
 
 OWN_STATUS = 7
@@ -40,20 +41,22 @@ MODES: dict[str, dict[str, Any]] = {"hook": {"native": False}, "outer": {"every"
 
 
 def started(
-    function: Any, world: int, folder: Path, *arguments: Any, timeout_s: float = 120, forks: bool = True
+    function: Any, world: int, folder: Path, *arguments: Any, timeout_s: float = 120, spawned: Collection[int] = ()
 ) -> list[BaseProcess]:
     """Start a process for each rank, which calls ``function(rank, folder, *arguments)``.
 
-    Processes that are forked exit at once; only those that are spawned end their interpreter.
+    Processes that are forked exit at once; only the ranks that are ``spawned`` end their interpreter.
     """
-    context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
-    if forks:
-        context.set_forkserver_preload([*PRELOADED])
+    forks: Any = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([*PRELOADED])
+    spawns: Any = multiprocessing.get_context("spawn")
     with socket.socket() as free_port:
         free_port.bind(("127.0.0.1", 0))
         port = free_port.getsockname()[1]
     ranks = [
-        context.Process(target=rank_main, args=(function, rank, world, port, timeout_s, folder, *arguments))
+        (spawns if rank in spawned else forks).Process(
+            target=rank_main, args=(function, rank, world, port, timeout_s, folder, *arguments)
+        )
         for rank in range(world)
     ]
     for process in ranks:
@@ -71,13 +74,16 @@ def rank_main(
     sys.exit(function(rank, folder, *arguments))
 
 
-def exit_codes(ranks: list[BaseProcess]) -> list[int | None]:
-    """Wait for the ranks to end, then kill all that are left; return exit codes, ``None`` for a rank that was left."""
+def exit_codes(ranks: list[BaseProcess], stopped: Sequence[BaseProcess] = ()) -> list[int | None]:
+    """Wait for the ranks to end, then kill all that are left; return exit codes, ``None`` for a rank that was left.
+
+    Ranks that are ``stopped`` do not end by themselves, and are killed when the others have ended.
+    """
     deadline_s = time.monotonic() + EXIT_SECONDS
     for process in ranks:
         process.join(max(0.0, deadline_s - time.monotonic()))
     codes = [process.exitcode for process in ranks]
-    for process in ranks:
+    for process in (*ranks, *stopped):
         process.kill()
         process.join()
     return codes
@@ -92,7 +98,7 @@ def until(path: Path) -> None:
 
 def train(rank: int, folder: Path, mode: str, ends: str = "") -> int:
     """Train until the exchange fails; the last rank ends by itself at ``FAILS_AT`` in the way that ``ends`` says."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     optimizer = sgd(ddp)
     compressor = AdaptiveCompressor(topk, controller=Static(cf=10), **MODES[mode])
     compressor.attach(ddp, optimizer)
@@ -141,7 +147,7 @@ def test_a_rank_ends_after_the_timeout_while_rank_0_is_stopped(mode: str, tmp_pa
     until(tmp_path / "reached1")
     assert ranks[0].pid is not None
     os.kill(ranks[0].pid, signal.SIGSTOP)
-    assert exit_codes(ranks)[1] == OWN_STATUS
+    assert exit_codes(ranks[1:], stopped=ranks[:1]) == [OWN_STATUS]
     said = (tmp_path / "said1").read_text()
     assert "rank 1 of 2 got no answer on its connection to rank 0" in said
     assert "timeout of 4 s" in said
@@ -189,6 +195,6 @@ def leaves_while_rank_0_stalls(rank: int, folder: Path) -> int:
 
 
 def test_a_rank_that_leaves_during_an_exchange_ends_by_its_own_status(tmp_path: Path) -> None:
-    ranks = started(leaves_while_rank_0_stalls, 2, tmp_path, forks=False)
+    ranks = started(leaves_while_rank_0_stalls, 2, tmp_path, spawned=[1])
     ranks[1].join(150)
     assert exit_codes(ranks) == [-signal.SIGKILL, OWN_STATUS]

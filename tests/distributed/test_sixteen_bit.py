@@ -16,7 +16,7 @@ from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers import Decision, Measurement
 from gravac.settings import Settings
 from gravac.telemetry.records import Record, StepRecord
-from tests.distributed.training import batch, parallel, sgd, weights
+from tests.distributed.training import batch, network, parallel, sgd, weights
 from tests.ranks import processes
 
 EACH = 4
@@ -65,7 +65,7 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
     def made() -> AdaptiveCompressor:
         return AdaptiveCompressor(topk, controller=Scripted(), sinks=[records.append], release=float("inf"))
 
-    ddp, compressor = parallel(), made()
+    ddp, compressor = parallel(network(2)), made()
     optimizer = sgd(ddp)
     compressor.attach(ddp, optimizer)
     alone = copy.deepcopy(ddp.module)
@@ -101,7 +101,9 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("resumed", [False, True], ids=["straight", "resumed in 16 bit"])
+@pytest.mark.parametrize(
+    "resumed", [pytest.param(False, marks=pytest.mark.long, id="straight"), pytest.param(True, id="resumed in 16 bit")]
+)
 def test_from_dense_over_16_bit_to_the_base_and_back(resumed: bool) -> None:
     ranks = processes(there_and_back, 3, resumed)
     first = ranks[0]
