@@ -376,6 +376,7 @@ def test_the_line_through_all_reduces_gives_latency_and_bandwidth(network: Netwo
     assert bandwidth == pytest.approx(network.bandwidth, rel=1e-3)
 
 
+@pytest.mark.usefixtures("forks")
 def test_calibrate_measures_local_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

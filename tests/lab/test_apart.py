@@ -110,10 +110,11 @@ def test_the_decisions_of_a_run_become_plays_of_its_rounds() -> None:
     assert SessionSpec.from_json(spec.to_json()) == spec
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 def test_commands_have_an_interface_of_their_own_and_no_byte_of_them_counts() -> None:
     words = ("outer(every=5):quantize(2)", "outer(every=4, fragments=2, delay=1):quantize(2)")
-    legs = [Leg(text, text, steps=22, every_steps=10) for text in words]
+    legs = [Leg(text, text, steps=12, every_steps=10) for text in words]
     settings = TrainingSettings(workers=2, link="50mbit", lowest_rate_bps=50e6, task="lstm", scale=0.1)
     with EmulatedNetwork(2, "50mbit") as network, TrainingRun(legs, settings, network) as run:
         ends = [event for event in run.events() if event["event"] == "end"]
@@ -122,5 +123,5 @@ def test_commands_have_an_interface_of_their_own_and_no_byte_of_them_counts() ->
         assert end["wire_bytes"] > 0
         assert 0.95 < end["interface_bytes"] / end["wire_bytes"] < 1.3
         assert end["step_s"] == pytest.approx(end["seconds"] / end["step"])
-    assert [end["every"] for end in ends] == [22 / 5, 22 / 6], "what is left at the end is exchanged too"
-    assert control > 2 * 22 * 8
+    assert [end["every"] for end in ends] == [12 / 3, 12 / 3], "what is left at the end is exchanged too"
+    assert control > 2 * 12 * 8

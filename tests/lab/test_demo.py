@@ -3,24 +3,29 @@
 """The demo runs through, says what it must, and leaves nothing behind, also when it is stopped."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gravac.cli import main
+from gravac.lab.demo.display import DemoLive
 from gravac.lab.demo.usual_links import SLOW_RATES_BPS
 from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.links.owner import start_ticks
 from gravac.lab.links.rates import format_rate
-from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
+from gravac.lab.training.run import Event, RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 
 HUNG = 250.0
@@ -29,7 +34,8 @@ HUNG = 250.0
 REASON = emulation_obstacle()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 
-"""Of the demo without a link of its own, where one on a real link is tried too."""
+TIMING = "Timing a few steps"
+"""What the demo says first, before it starts workers."""
 
 METHODS = ["dense-fp32", "dense-fp16", "adaptive", "adaptive-100"]
 
@@ -52,39 +58,48 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def use_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the demo train a tenth of its model: what it shows and writes is of the same kind."""
+    monkeypatch.setattr("gravac.lab.demo.demo.TrainingSettings", partial(TrainingSettings, scale=0.1))
+
+
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("paced", [pytest.param(False, marks=[needs_namespaces, pytest.mark.long]), True])
-def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
+def test_demo_runs_through(
+    paced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    command = [sys.executable, "-m", "gravac", "demo", "--json", str(tmp_path / "result.json")]
-    seconds_and_link = ["2", "--paced", "--rate", "30mbit"] if paced else ["3"]
-    command += ["--log-dir", str(tmp_path / "logs"), "--seconds", *seconds_and_link]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=HUNG, env=environment(temporary), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert ("paced, no emulated link" in done.stdout) == paced
-    assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # the variable is read again
+    if paced:
+        use_small_model(monkeypatch)
+    command = ["demo", "--json", str(tmp_path / "result.json"), "--log-dir", str(tmp_path / "logs"), "--seconds"]
+    assert main([*command, *(["1", "--paced", "--rate", "5mbit"] if paced else ["3"])]) == 0
+    shown = capsys.readouterr().out
+    assert ("paced, no emulated link" in shown) == paced
+    assert f"tensorboard --logdir {tmp_path / 'logs'}" in shown.replace("\n", "")
     for words in ("validation loss", "With every=(1, 100), ", "Decisions of gravac, every=(1, 100)"):
-        assert words in done.stdout
+        assert words in shown
 
     result = json.loads((tmp_path / "result.json").read_text())
     assert list(result) == ["stamp", "compute_s", "rate", "workers", "paced", "log_dir", "runs"]
     assert (result["workers"], result["paced"]) == (2, paced)
-    assert result["rate"] == 3e7 if paced else result["rate"] in SLOW_RATES_BPS, "a rate that is given is used"
+    assert result["rate"] == 5e6 if paced else result["rate"] in SLOW_RATES_BPS, "a rate that is given is used"
     assert 0 < result["compute_s"] < 20
-    first_lines, last_lines = done.stdout.splitlines()[:3], done.stdout.rstrip().splitlines()[-6:]
+    first_lines, last_lines = shown.splitlines()[:3], shown.rstrip().splitlines()[-6:]
     assert any(line.startswith("A step computes ") and format_rate(result["rate"]) in line for line in first_lines)
     assert last_lines[-1].strip().startswith("1 Gbit/s: ")
     assert all(re.search(r"it/s: (gravac .* times as fast as float16|dense float)", line) for line in last_lines[2:])
     assert [run["method"] for run in result["runs"]] == METHODS
     for run in result["runs"]:
         # a run ends with the step that, as long as the one before, would reach its time: half of that, at the least
-        assert run["steps"] >= 2 and run["seconds"] > (1 if paced else 1.5) and 0 < run["val_loss"] < 6
+        assert run["steps"] >= 2 and run["seconds"] > (0.5 if paced else 1.5) and 0 < run["val_loss"] < 6
         assert run["cf_path"][0]["step"] == 0
         assert list((tmp_path / "logs" / run["method"]).glob("events.out.tfevents*"))
     assert (tmp_path / "logs" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert "validation loss, nats" in done.stdout and "# gravac, every=(1, 100)" in done.stdout
+    assert "validation loss, nats" in shown and "# gravac, every=(1, 100)" in shown
     assert not paced or {turn["mode"] for run in result["runs"] for turn in run["cf_path"]} <= {"hook", "outer"}
     fp32, fp16, *_ = result["runs"]
     assert fp32["wire_ratio"] == 1
@@ -95,7 +110,11 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "moment", "paced"),
-    [pytest.param(signal.SIGINT, ": step", False, marks=pytest.mark.long), (signal.SIGTERM, ": starting", True)],
+    [
+        pytest.param(signal.SIGINT, ": step", False, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, ": starting", True, marks=pytest.mark.long),
+        (signal.SIGTERM, TIMING, True),
+    ],
 )
 def test_interrupt_leaves_no_process_namespace_or_file(
     number: signal.Signals, moment: str, paced: bool, tmp_path: Path
@@ -113,7 +132,7 @@ def test_interrupt_leaves_no_process_namespace_or_file(
         introduced += line
         if moment in line:
             break
-    assert REASON is not None or ("paced, no emulated link" in introduced) == paced
+    assert moment == TIMING or REASON is not None or ("paced, no emulated link" in introduced) == paced
     while len(workers := descendants(demo.pid)) < 2 and demo.poll() is None:
         time.sleep(0.05)  # the system tells of no start of a process
     demo.send_signal(number)
@@ -132,6 +151,31 @@ def test_interrupt_leaves_no_process_namespace_or_file(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.usefixtures("forks")
+def test_an_interrupt_while_a_method_trains_ends_its_workers_and_writes_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers: list[int] = []
+    show_event = DemoLive.show_event
+
+    def shown_and_interrupted(live: DemoLive, method: str, event: Event) -> None:
+        show_event(live, method, event)
+        if event["event"] == "step":
+            workers.extend(child.pid for child in multiprocessing.active_children() if child.pid)
+            signal.raise_signal(signal.SIGTERM)
+
+    use_small_model(monkeypatch)
+    monkeypatch.setattr(DemoLive, "show_event", shown_and_interrupted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    command = ["demo", "--paced", "--json", str(tmp_path / "result.json"), "--log-dir", str(tmp_path / "logs")]
+    with pytest.raises(SystemExit) as stopped:
+        main(command)
+    assert stopped.value.code == 128 + signal.SIGTERM and "cleaning up" in capsys.readouterr().err
+    assert len(workers) == 2 and not any(map(start_ticks, workers))
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+@pytest.mark.usefixtures("forks")
 def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path) -> None:
     settings = TrainingSettings(workers=2, link="100mbit", lowest_rate_bps=1e8, log_dir=tmp_path)
     with (

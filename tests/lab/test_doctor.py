@@ -4,8 +4,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from gravac.lab import doctor, local_ranks
 from gravac.lab.doctor import Check, Facts, advice, describe_facts, describe_memories, memory_of_modes
 from gravac.lab.doctor.ranks import missing_torch_name
 from gravac.lab.mesh import Mesh
+from tests.lab.forked import ForkedPython
 
 
 def facts(**changes: object) -> Facts:
@@ -63,15 +66,33 @@ def test_two_ranks_are_started_here_and_train_alike(
     assert "torchrun" in " ".join(found["advice"]), "loopback says nothing of a network"
 
 
-def test_under_a_launcher_its_ranks_are_tried() -> None:
+def speaks_once_of_equal_ranks(said: str) -> None:
+    assert said.count("the same weights") == 1, "rank 0 alone speaks"
+    assert "between the ranks" in said and "gravac advise --link" in said
+
+
+@pytest.mark.usefixtures("forks")
+def test_ranks_of_a_launcher_are_tried(tmp_path: Path) -> None:
+    """A launcher's part is to set these variables."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    with open(tmp_path / "said", "wb") as said:
+        environments = [{**os.environ, **group, "RANK": str(rank)} for rank in range(2)]
+        ranks = [ForkedPython(["gravac", "doctor"], env, stdout=said, stderr=said) for env in environments]
+        assert [rank.wait(120) for rank in ranks] == [0, 0], (tmp_path / "said").read_text()
+    speaks_once_of_equal_ranks((tmp_path / "said").read_text())
+
+
+@pytest.mark.long
+def test_under_torchrun_its_ranks_are_tried() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [*command, "-m", "gravac", "doctor"], capture_output=True, text=True, timeout=120, env=environment, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("the same weights") == 1, "rank 0 alone speaks"
-    assert "between the ranks" in ran.stdout and "gravac advise --link" in ran.stdout
+    speaks_once_of_equal_ranks(ran.stdout)
 
 
 def test_a_failure_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

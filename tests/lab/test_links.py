@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 
 from gravac.lab.links import network as links
+from gravac.lab.links import rootless
 from gravac.lab.links.link import Phase, parse_link
 from gravac.lab.links.network import EmulatedNetwork, LinkError, emulation_obstacle, netem_obstacle, remove_leftovers
 from gravac.lab.links.owner import is_orphaned, owner_mark, pid_scope, start_ticks
@@ -158,8 +159,11 @@ def test_half_made_network_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_namespaces
-def test_leftovers_of_a_killed_owner_are_removed_at_the_next_start(owner: "subprocess.Popen[str]") -> None:
+def test_what_a_living_owner_has_is_left_alone_and_what_a_killed_owner_left_is_removed_at_the_next_start(
+    owner: "subprocess.Popen[str]",
+) -> None:
     names, inside = names_and_pid(owner)
+    assert not set(names) & set(remove_leftovers())
     assert set(names) <= set(namespaces())
     assert runs(inside)
     owner.kill()  # SIGKILL: it cannot clean up
@@ -167,14 +171,6 @@ def test_leftovers_of_a_killed_owner_are_removed_at_the_next_start(owner: "subpr
     with EmulatedNetwork(2, 1e8):
         assert not set(names) & set(namespaces())
         assert not runs(inside)
-
-
-@needs_namespaces
-def test_network_of_a_living_owner_is_left_alone(owner: "subprocess.Popen[str]") -> None:
-    names, inside = names_and_pid(owner)
-    assert not set(names) & set(remove_leftovers())
-    assert set(names) <= set(namespaces())
-    assert runs(inside)
 
 
 @needs_namespaces
@@ -305,15 +301,14 @@ def test_reason_why_not_is_given_in_words(monkeypatch: pytest.MonkeyPatch) -> No
 
 UNPRIVILEGED = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
-RESTARTED = """
-import os, subprocess, sys
-from gravac.lab.links.rootless import restart_in_user_namespace
+RESTARTED = f"""
+import os, runpy, subprocess, sys
 def run(program, command):
     prefix = command[: command.index(sys.executable)]
     asked = "from gravac.lab.links.network import emulation_obstacle; print(os.geteuid(), emulation_obstacle())"
     subprocess.run([*prefix, sys.executable, "-c", "import os;" + asked], check=True)
 os.execvp = run
-restart_in_user_namespace()
+runpy.run_path({rootless.__file__!r})["restart_in_user_namespace"]()  # without the package, whose import is slow
 print(os.geteuid())
 """
 

@@ -28,6 +28,7 @@ from gravac.lab.doctor import (
 from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.mesh import Mesh, parse_mesh
 from gravac.lab.tasks import TASKS, make
+from gravac.lab.tasks.charlm import CharLM
 from gravac.lab.training.attach import attach
 from gravac.lab.training.methods import Method
 from gravac.lab.training.session import Leg, SessionSpec
@@ -169,6 +170,7 @@ def test_traffic_of_a_mesh_is_told_for_both_links() -> None:
     assert "between replicas  1 MB: the gradient of its shard" in said and "within a replica  9 MB" in said
 
 
+@pytest.mark.usefixtures("forks")
 def test_doctor_trains_a_small_model_in_shards_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +273,7 @@ def test_a_session_of_a_mesh_travels_as_json() -> None:
 
 def metrics_of_a_postponed_state(rank: int, world: int) -> list[float]:
     """Train a step, copy the state that ranks share, train more; metrics of the first state, then of its copy."""
-    task, mesh = make("charlm", scale=0.1), Mesh(2, world // 2)
+    task, mesh = CharLM(scale=0.1, layers=2, validation_sequences=16), Mesh(2, world // 2)
     model, evaluated_later = task.model(), task.model()
     for module in (model, evaluated_later):
         shard(task, module, device_mesh(mesh))

@@ -4,6 +4,7 @@
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -146,7 +147,8 @@ def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monk
     assert not any(run.method == "fp16" for run in notes.made)
 
 
-def test_a_paced_matrix_says_so_and_an_interrupt_keeps_what_was_measured(
+@pytest.mark.usefixtures("forks")
+def test_a_paced_matrix_says_so_and_after_an_interrupt_only_what_was_not_measured_is_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["bench", "tta", "--task", "lstm", "--scale", "0.1", "--paced", "--budget", "20"]
@@ -157,15 +159,21 @@ def test_a_paced_matrix_says_so_and_an_interrupt_keeps_what_was_measured(
     told = ""
     for line in running.stdout:
         told += line
-        if ": topk@10: " in line and " steps of " in line:
+        if ": fp32: " in line and " steps of " in line:
             break
     running.send_signal(signal.SIGINT)
     said = running.communicate(timeout=HUNG)[1]
     assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
     assert "paced, no emulated link" in told
     assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
-    rows = json.loads((tmp_path / "runs.json").read_text())[:2]
-    assert [row["method"] for row in rows] == ["fp32", "topk@10"]
+    (measured,) = json.loads((tmp_path / "runs.json").read_text())
+
+    assert main([*asked, "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 2 runs are in the result file already" in shown and ": fp32: " not in shown
+    assert re.search(r": topk@10: .* steps of .*paced, no emulated link", shown)
+    rows = json.loads((tmp_path / "runs.json").read_text())
+    assert rows[0] == measured and [row["method"] for row in rows] == ["fp32", "topk@10"]
     assert all(row["stamp"]["matmul_s"] > 0 and row["stamp"]["utc"] for row in rows)
     assert len({row["stamp"]["commit"] for row in rows}) == 1
     assert [row["paced"] for row in rows] == [False, True]
