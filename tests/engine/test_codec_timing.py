@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs are timed off the CPU: by the device's events alone, alike on all ranks, and to some effect."""
 
+import functools
 import math
 import random
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -235,7 +237,7 @@ def executor_of(streams: bool, device: Idle) -> Executor:
     return StreamExecutor(GroupTransport(group), device) if streams else Fifo(GroupTransport(group))
 
 
-def measured(rank: int, world: int, streams: bool, fails: tuple[int, ...]) -> tuple[Numbers, Numbers]:
+def measured(rank: int, streams: bool, fails: tuple[int, ...]) -> tuple[Numbers, Numbers]:
     """What is agreed on, and what this rank measured by a clock of its own."""
     moments, own = random.Random(rank), dict[float, float]()
     by_cf = codec_timing._median_seconds_by_cf
@@ -245,16 +247,16 @@ def measured(rank: int, world: int, streams: bool, fails: tuple[int, ...]) -> tu
         own.update((cf, one) for cf, one in seconds.items() if one is not None)
         return seconds
 
-    codec_timing._median_seconds_by_cf = noted
-    warnings.simplefilter("ignore")
     device = Idle(CPU, lambda: moments.expovariate(1.0))
     executor = executor_of(streams, device)
-    found = time_codecs(policy_of(Fails()(ranks=fails)), FORMS, OpenedExecutor(executor, LINK, device))
+    with mock.patch.object(codec_timing, "_median_seconds_by_cf", noted), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = time_codecs(policy_of(Fails()(ranks=fails)), FORMS, OpenedExecutor(executor, LINK, device))
     executor.close()
     return found, own
 
 
-def strict(rank: int, world: int) -> str:
+def strict() -> str:
     """What is raised where a warning is an error, and one rank's kernels fail."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -267,8 +269,25 @@ def strict(rank: int, world: int) -> str:
         return str(max(found))
 
 
+class Timed(NamedTuple):
+    """What one of three ranks saw: see ``measured``, on streams and on a thread, and ``strict``."""
+
+    on_streams: tuple[Numbers, Numbers]
+    on_a_thread: tuple[Numbers, Numbers]
+    strictly: str
+
+
+def timed(rank: int, world: int) -> Timed:
+    return Timed(measured(rank, True, (1,)), measured(rank, False, (1,)), strict())
+
+
+@functools.cache
+def of_three_ranks() -> list[Timed]:
+    return processes(timed, 3)
+
+
 def test_a_warning_that_is_an_error_is_raised_when_the_ranks_have_agreed() -> None:
-    first, failed, last = processes(strict, 3)
+    first, failed, last = (of_rank.strictly for of_rank in of_three_ranks())
     assert "could not be timed" in failed
     assert first == last  # which CFs were timed before the second was up is up to the machine
     assert 1 < float(first) <= 100
@@ -276,7 +295,7 @@ def test_a_warning_that_is_an_error_is_raised_when_the_ranks_have_agreed() -> No
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_ranks_go_by_the_mean_of_what_all_of_them_measured(streams: bool) -> None:
-    ranks = processes(measured, 3, streams, (1,))
+    ranks = [of_rank.on_streams if streams else of_rank.on_a_thread for of_rank in of_three_ranks()]
     found = ranks[0][0]
     assert all(other == found for other, _ in ranks)
     owns = [own for _, own in ranks]
@@ -286,46 +305,71 @@ def test_ranks_go_by_the_mean_of_what_all_of_them_measured(streams: bool) -> Non
         assert 4 * SENT * per_byte == pytest.approx(sum(own[cf] for own in owns) / 3)
 
 
-def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list[RunRecord]]:
-    """Candidates of a run, what it starts with, its record; with a device that has so many ms between two events."""
+class Started(NamedTuple):
+    """A run's candidates, what it starts with, and its record, which rank 0 alone writes."""
+
+    candidates: str
+    ran: str
+    records: list[RunRecord]
+
+
+def trained(rank: int, passes: float | None) -> Started:
+    """Train with a device that has so many ms between two events; without ``passes`` on the CPU as it is."""
 
     def there(device: torch.device, group: Any, *_: Any) -> OpenedExecutor:
         idle = Idle(CPU, lambda: passes or 0.0)
         return OpenedExecutor(StreamExecutor(GroupTransport(group), idle), LINK, idle)
 
-    if passes is not None:
-        gravac.opening.open_executor = there
     ddp = parallel()
     optimizer = sgd(ddp)
     records: list[Any] = []
-    with AdaptiveCompressor(topk, sinks=[records.append], dense_below=16) as compressor:
+    opens = gravac.opening.open_executor if passes is None else there
+    with (
+        mock.patch.object(gravac.opening, "open_executor", opens),
+        AdaptiveCompressor(topk, sinks=[records.append], dense_below=16) as compressor,
+    ):
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(2))
         candidates, ran = repr(compressor._engine.deciding.candidates), str(compressor._engine.state.candidate)
-    return candidates, ran, [record for record in records if isinstance(record, RunRecord)]
+    return Started(candidates, ran, [record for record in records if isinstance(record, RunRecord)])
+
+
+class OffAndOnCPU(NamedTuple):
+    """What one of two ranks saw: runs off the CPU and on it, and whether the CPU is a device to time on."""
+
+    off: Started
+    on: Started
+    has_device: bool
+
+
+def off_and_on_cpu(rank: int, world: int) -> OffAndOnCPU:
+    there = open_executor(CPU)
+    there.executor.close()
+    return OffAndOnCPU(trained(rank, 1.0), trained(rank, None), there.device is not None)
+
+
+@functools.cache
+def of_two_ranks() -> list[OffAndOnCPU]:
+    return processes(off_and_on_cpu, 2)
 
 
 def test_a_run_off_the_cpu_times_its_candidates_when_it_is_attached() -> None:
-    (candidates, ran, (run,)), (others, other_ran, none) = processes(trained, 2, 1.0)
-    assert (candidates, ran, none) == (others, other_ran, [])
+    first, other = (of_rank.off for of_rank in of_two_ranks())
+    (run,) = first.records
+    assert first[:2] == other[:2]
+    assert other.records == []
     assert run.timed == tuple(forecast.candidate.cf for forecast in run.forecasts if not forecast.candidate.dense) != ()
     assert f"Encode and decode were timed on the gradients' device, at topk {run.timed[0]:g}x" in describe_run(run)
 
 
 def test_a_run_on_the_cpu_does_not() -> None:
-    (_, _, (run,)), _ = processes(trained, 2, None)
+    (run,) = of_two_ranks()[0].on.records
     assert run.timed == ()
     assert "timed" not in describe_run(run)
 
 
-def on_cpu(rank: int, world: int) -> bool:
-    there = open_executor(CPU)
-    there.executor.close()
-    return there.device is None
-
-
 def test_the_cpu_has_no_device_to_time_on() -> None:
-    assert processes(on_cpu, 2) == [True, True]
+    assert [of_rank.has_device for of_rank in of_two_ranks()] == [False, False]
 
 
 def test_a_policy_with_one_candidate_is_timed_too() -> None:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The door and its executors: gradients go in by name, over a network or in memory, seen by the host or by masks."""
 
+import functools
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,36 +31,64 @@ def loss_of(module: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(module(x), y)
 
 
-def trained(rank: int, world: int, base: Compressor, cf: float, steps: int) -> tuple[torch.Tensor, int]:
+STEPS, LAYERS = 6, 2
+
+TRAINED: dict[str, tuple[Compressor, float]] = {
+    "topk": (topk, 10),
+    "quantize": (quantize(2), 16),
+    "powersgd": (powersgd, 8),
+    "dense": (topk, 1),
+}
+"""Base and CF of runs that are compared."""
+
+
+def by_adapter(rank: int, base: Compressor, cf: float) -> tuple[torch.Tensor, int]:
     """A module without DDP, its weights after some steps over gloo."""
-    module = network()
+    module = network(LAYERS)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     with AdaptiveCompressor(base, controller=Static(cf=cf)) as compressor:
         averaged = over_network(module, compressor)
-        for step in range(steps):
+        for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(module, rank, step).backward()
             averaged.hand_over()
             averaged.wait()
             optimizer.step()
         made = int(compressor.state_dict()["step"])
-    return torch.cat([p.detach().flatten() for p in module.parameters()]), made
+    return flattened(module), made
 
 
-def by_ddp(rank: int, world: int, base: Compressor, cf: float, steps: int) -> torch.Tensor:
-    ddp = parallel()
+def by_ddp(rank: int, base: Compressor, cf: float) -> torch.Tensor:
+    ddp = parallel(network(LAYERS))
     with AdaptiveCompressor(base, controller=Static(cf=cf)) as compressor:
         compressor.attach(ddp)
-        train(ddp, sgd(ddp), rank, range(steps))
+        train(ddp, sgd(ddp), rank, range(STEPS))
     return weights(ddp)
 
 
-@pytest.mark.parametrize(("base", "cf"), [(topk, 10), (quantize(2), 16), (topk, 1)], ids=str)
-def test_a_short_adapter_trains_as_ddp_does(base: Compressor, cf: float) -> None:
-    (one, steps), (other, _) = processes(trained, 2, base, cf, 8)
-    assert torch.equal(one, other)
-    assert steps == 8
-    assert torch.equal(one, processes(by_ddp, 2, base, cf, 8)[0])  # two ranks: sums do not depend on the layout
+class OverGloo(NamedTuple):
+    """A rank's weights from the adapter and from DDP, and the number of steps that the adapter's compressor made."""
+
+    weights: torch.Tensor
+    steps: int
+    of_ddp: torch.Tensor
+
+
+def in_both_ways(rank: int, world: int) -> dict[str, OverGloo]:
+    return {name: OverGloo(*by_adapter(rank, *run), by_ddp(rank, *run)) for name, run in TRAINED.items()}
+
+
+@functools.cache
+def over_gloo() -> list[dict[str, OverGloo]]:
+    return processes(in_both_ways, 2)
+
+
+@pytest.mark.parametrize("name", ["topk", "quantize", "dense"])
+def test_a_short_adapter_trains_as_ddp_does(name: str) -> None:
+    one, other = (of_rank[name] for of_rank in over_gloo())
+    assert torch.equal(one.weights, other.weights)
+    assert one.steps == STEPS
+    assert torch.equal(one.weights, one.of_ddp)  # two ranks: sums do not depend on the layout
 
 
 def test_the_adapter_is_short() -> None:
@@ -72,7 +101,7 @@ def in_memory(
 ) -> tuple[list[torch.nn.Module], list[AdaptiveCompressor], list[list[torch.Tensor]]]:
     """Modules of all ranks trained in one process; with the gradients that each step applied on rank 0."""
     lockstep = Lockstep(ranks, latency=latency, host_looks=host_looks, seconds=0.001)
-    modules = [network() for _ in range(ranks)]
+    modules = [network(LAYERS) for _ in range(ranks)]
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
     compressors = [AdaptiveCompressor(**settings) for _ in range(ranks)]
     averaged = [
@@ -98,12 +127,12 @@ def flattened(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-@pytest.mark.parametrize(("base", "cf"), [(topk, 10), (quantize(2), 16), (powersgd, 8)], ids=str)
-def test_ranks_in_memory_make_the_same_steps_as_over_a_network(base: Compressor, cf: float) -> None:
-    modules, compressors, _ = in_memory(2, 6, base=base, controller=Static(cf=cf))
-    over_gloo = processes(trained, 2, base, cf, 6)[0][0]
+@pytest.mark.parametrize("name", ["topk", "quantize", "powersgd"])
+def test_ranks_in_memory_make_the_same_steps_as_over_a_network(name: str) -> None:
+    base, cf = TRAINED[name]
+    modules, compressors, _ = in_memory(2, STEPS, base=base, controller=Static(cf=cf))
     assert torch.equal(flattened(modules[0]), flattened(modules[1]))
-    assert torch.equal(flattened(modules[0]), over_gloo)
+    assert torch.equal(flattened(modules[0]), over_gloo()[0][name].weights)
     assert compressors[0].wire_ratio == compressors[1].wire_ratio
 
 

@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """torchrun over several "machines": one that is lost, and a rank that fails; training goes on from the checkpoint.
 
-As root on Linux each machine is a network namespace, behind an emulated link; elsewhere all are on loopback.
+As root on Linux each machine is a network namespace, behind an emulated link; elsewhere all are on loopback. Long runs
+start torchrun itself; the test of each day has the same agents and ranks in processes that are forked.
 """
 
+import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -16,8 +19,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gravac.lab.links import network as links
+from tests.ranks import PRELOADED
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_elastic.py"
 
@@ -28,6 +34,10 @@ pytestmark = pytest.mark.timeout(400)
 
 APART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """A store of its own for every start: in a shared one gloo finds the addresses of the start before."""
+
+
+RENDEZVOUS = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 2, "join_timeout": 60}
+"""A machine that is gone is missed after three beats of a second; who may join late is waited for as long."""
 
 
 def free_port() -> int:
@@ -45,8 +55,7 @@ class Machines:
 
     def start(self, *arguments: str) -> None:
         host = "localhost" if self._network is None else self._network.address(0)
-        # a machine that is gone is missed after three beats of a second; who may join late is waited for as long
-        configured = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2,join_timeout=60,is_host="
+        configured = ",".join(f"{name}={setting}" for name, setting in RENDEZVOUS.items())
         port = free_port()
         interface = "lo" if self._network is None else links.INTERFACE
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", **APART}
@@ -54,7 +63,7 @@ class Machines:
             command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{self._least}:{self._count}"]
             command += ["--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-id", "run"]
             command += ["--rdzv-endpoint", f"{host}:{port}", "--local-addr", self._own(machine)]
-            command += ["--rdzv-conf", f"{configured}{machine == 0}".lower()]
+            command += ["--rdzv-conf", f"{configured},is_host={machine == 0}".lower()]
             prefix = [] if self._network is None else self._network.prefix(machine)
             with self._log(machine).open("wb") as log:
                 self.agents.append(
@@ -117,7 +126,57 @@ def machines(place: ExitStack, folder: Path, count: int, least: int) -> Machines
     return made
 
 
-def test_a_rank_that_fails_is_started_anew_with_all_that_was_kept(place: ExitStack, tmp_path: Path) -> None:
+def example(*arguments: str) -> None:
+    """A rank: the example as ``python`` runs it, which prints with what words the script exits."""
+    sys.argv = [str(EXAMPLE), *arguments]
+    try:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    except SystemExit as left:
+        print(left, flush=True)
+        raise
+
+
+def agent(machine: int, port: int, folder: Path, *arguments: str) -> None:
+    """Do what torchrun does on a machine, with ranks that are forked."""
+    os.environ.update({"GLOO_SOCKET_IFNAME": "lo", **APART})
+    config = LaunchConfig(
+        min_nodes=2,
+        max_nodes=2,
+        nproc_per_node=1,
+        run_id="run",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"localhost:{port}",
+        rdzv_configs={**RENDEZVOUS, "is_host": machine == 0},
+        max_restarts=2,
+        start_method="fork",
+        local_addr="localhost",
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / f"machine{machine}"), redirects=Std.OUT),
+    )
+    elastic_launch(config, example)("--folder", str(folder), *arguments)
+
+
+def test_a_rank_that_fails_is_started_anew_with_all_that_was_kept(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED])
+    given = free_port(), tmp_path, "--steps", "18", "--every", "5", "--fail-at", "12"
+    agents = [context.Process(target=agent, args=(machine, *given)) for machine in range(2)]
+    for process in agents:
+        process.start()
+    end = time.monotonic() + PATIENCE
+    for process in agents:
+        process.join(max(0.0, end - time.monotonic()))
+    for process in agents:
+        process.terminate()  # ends its ranks, too
+        process.join(20)
+        process.kill()
+    said = "".join(log.read_text() for log in sorted(tmp_path.glob("machine*/**/stdout.log")))
+    assert [process.exitcode for process in agents] == [0, 0], said
+    assert "2 ranks, from step 0" in said and "fails in step 12" in said and "2 ranks, from step 10" in said
+    assert "step 18: loss" in said
+
+
+@pytest.mark.long
+def test_a_rank_of_torchrun_that_fails_is_started_anew_with_all_that_was_kept(place: ExitStack, tmp_path: Path) -> None:
     pair = machines(place, tmp_path, 2, 2)
     pair.start("--steps", "30", "--fail-at", "15")
     said = pair.until("step 30: loss")

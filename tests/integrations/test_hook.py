@@ -67,8 +67,17 @@ def trained(rank: int, world: int, state: HookState, hook: Callable[..., Any], f
     return [told, names, names_bound, before, weights(attached), weights(again)]
 
 
-def test_a_framework_registers_the_pair_and_training_is_the_same_as_attached(tmp_path: Path) -> None:
-    ran = processes(trained, 2, HookState(base=topk, controller=Static(cf=10)), gravac.hook, tmp_path)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Any]]]:
+    """A folder with a checkpoint, and what the ranks saw that saved it."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return folder, processes(trained, 2, HookState(base=topk, controller=Static(cf=10)), gravac.hook, folder)
+
+
+def test_a_framework_registers_the_pair_and_training_is_the_same_as_attached(
+    saved: tuple[Path, list[list[Any]]],
+) -> None:
+    _, ran = saved
     for told, names, names_bound, *of_each in ran:
         assert told == "hook"
         assert names == {f"parameter{2 * layer}" for layer in range(6)}, "numbered in the order of the first backward"
@@ -86,10 +95,12 @@ def resumed(rank: int, world: int, folder: Path) -> list[Any]:
     return [kept["step"], set(kept["residual"])]
 
 
-def test_a_checkpoint_of_numbered_parameters_is_taken_up_by_the_same_model(tmp_path: Path) -> None:
-    processes(trained, 2, HookState(base=topk, controller=Static(cf=10)), gravac.hook, tmp_path)
+def test_a_checkpoint_of_numbered_parameters_is_taken_up_by_the_same_model(
+    saved: tuple[Path, list[list[Any]]],
+) -> None:
+    folder, _ = saved
     names = {f"parameter{2 * layer}" for layer in range(6)}
-    assert processes(resumed, 2, tmp_path) == [[5, names]] * 2
+    assert processes(resumed, 2, folder) == [[5, names]] * 2
 
 
 def mistakes(rank: int, world: int) -> list[str]:
