@@ -18,8 +18,8 @@ from tests.modes.scripted import APART, HOOK, NATIVE, same, script
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
 from tests.ranks import processes
 
-PLAN = script((0, HOOK), (6, APART), (26, NATIVE), (40, APART), (56, HOOK))
-STEPS = 80
+PLAN = script((0, HOOK), (5, APART), (16, NATIVE), (25, APART), (36, HOOK))
+STEPS = 58
 
 
 def loss_of(ddp: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def by_scaler(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
     """The loss is infinite on one rank in some steps while ranks train apart, where only that rank skips."""
     trains.zero_grad()
     loss = loss_of(ddp, rank, step)
-    if rank == 1 and step in (12, 19, 45):
+    if rank == 1 and step in (12, 19, 40):
         loss = loss * float("inf")
     scaler.scale(loss).backward()
     scaler.step(trains)
@@ -59,7 +59,7 @@ def by_hand(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
 def failing_once(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
     """Something fails between forward and backward on one rank, and is caught, in each mode."""
     trains.zero_grad()
-    if rank == 1 and step in (3, 14, 33, 48, 70):
+    if rank == 1 and step in (3, 14, 27, 38, 52):
         loss_of(ddp, rank, 1000 + step)  # its backward never comes
     loss_of(ddp, rank, step).backward()
     trains.step()
@@ -71,7 +71,7 @@ def stepping_fails_once(ddp: Any, trains: Any, scaler: Any, rank: int, step: int
     def closure() -> torch.Tensor:
         trains.zero_grad()
         loss = loss_of(ddp, rank, step)
-        if rank == 1 and step in (14, 48) and not failed:
+        if rank == 1 and step in (14, 38) and not failed:
             failed.append(step)
             raise FloatingPointError
         loss.backward()
@@ -167,10 +167,6 @@ def refused(rank: int, world: int) -> list[str]:
     def cases() -> Iterator[tuple[torch.nn.Module, Any]]:
         net = network(2)
         yield net, torch.optim.LBFGS(net.parameters())
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        net = network(2)
-        yield net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
         yield network(2), None
 
     said = []
@@ -184,7 +180,7 @@ def refused(rank: int, world: int) -> list[str]:
 def test_what_cannot_train_apart_is_refused_by_name() -> None:
     first, second = processes(refused, 2)
     assert first == second
-    for name, text in zip(("LBFGS", "ZeroRedundancyOptimizer", "optimizer"), first, strict=True):
+    for name, text in zip(("LBFGS", "optimizer"), first, strict=True):
         assert name in text
 
 

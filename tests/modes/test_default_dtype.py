@@ -13,15 +13,15 @@ from tests.ranks import processes
 TOUR = script(
     (0, (0, "hook", "quantize", 8.0, 1)),
     (5, (0, "outer", "quantize", 8.0, 5)),
-    (20, (0, "native", "dense", 1.0, 1)),
-    (27, (0, "hook", "quantize", 8.0, 1)),
+    (11, (0, "native", "dense", 1.0, 1)),
+    (21, (0, "hook", "quantize", 8.0, 1)),
 )
 
 
 def toured(rank: int, world: int, dtype: torch.dtype, default: torch.dtype) -> tuple[list[str], torch.Tensor]:
     """Train a model of ``dtype`` on the tour under a default dtype; return the modes and the weights."""
     torch.set_default_dtype(default)
-    module = network().to(dtype)
+    module = network(2).to(dtype)
     with torch.no_grad():
         for parameter in module.parameters():  # a module draws its first weights in the default dtype
             parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel(), dtype=dtype).view_as(parameter))
@@ -30,7 +30,7 @@ def toured(rank: int, world: int, dtype: torch.dtype, default: torch.dtype) -> t
     compressor = AdaptiveCompressor(quantize, (8, 8), controller=Scripted(script=TOUR), every=(1, 5), dense_below=0)
     compressor.attach(ddp, optimizer)
     modes = []
-    for step in range(40):
+    for step in range(33):
         torch.set_default_dtype(torch.float32)
         x, y = batch(rank, step)
         torch.set_default_dtype(default)

@@ -6,6 +6,7 @@ import copy
 import functools
 from typing import Any
 
+import pytest
 import torch
 
 from gravac import AdaptiveCompressor, Static, topk
@@ -26,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 
 def evaluated_under_way(rank: int, world: int) -> tuple[list[bool], list[bool]]:
     """Evaluate and save when an exchange has just left; whether both saw the same, and the ranks did."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
     compressor = AdaptiveCompressor(topk, **SETTINGS)
     compressor.attach(ddp, trains)
@@ -46,13 +47,9 @@ def evaluated_under_way(rank: int, world: int) -> tuple[list[bool], list[bool]]:
     return saved, shared
 
 
-def test_what_is_saved_after_an_evaluation_is_what_was_evaluated() -> None:
-    assert processes(evaluated_under_way, 2) == [([True] * 4, [True] * 4)] * 2
-
-
 def paused(rank: int, world: int) -> list[float]:
     """Seconds left out of the steps' times: before an evaluation, after it and the next step, at the round's end."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
     compressor = AdaptiveCompressor(topk, **{**SETTINGS, "outer": {"delay": 0}})
     compressor.attach(ddp, trains)
@@ -69,15 +66,9 @@ def paused(rank: int, world: int) -> list[float]:
     return left_out
 
 
-def test_the_time_of_an_evaluation_is_no_steps() -> None:
-    for before, after, *others, at_the_end in processes(paused, 2):
-        assert before == at_the_end == 0
-        assert after > 0 and set(others) == {after}
-
-
 def trained_on_after(rank: int, world: int) -> bool:
     """A module is trained, saved and evaluated as any other once its compressor is closed, also after loading."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
     compressor = compressor_of(script((0, APART)))
     compressor.attach(ddp, trains)
@@ -94,13 +85,9 @@ def trained_on_after(rank: int, world: int) -> bool:
     return all(bool((tensor == 2).all()) for tensor in module.state_dict().values())
 
 
-def test_a_closed_compressor_leaves_the_module_alone() -> None:
-    assert processes(trained_on_after, 2) == [True, True]
-
-
 def trained_on_without_detaching(rank: int, world: int, native: bool) -> str:
     """Train after ``close``; return the error, or whether the ranks are still equal."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
     compressor = compressor_of(script((0, NATIVE if native else HOOK)))
     compressor.attach(ddp, trains)
@@ -115,15 +102,9 @@ def trained_on_without_detaching(rank: int, world: int, native: bool) -> str:
     return f"trained on, equal: {same(ddp.module)}"
 
 
-def test_after_close_a_backward_raises_by_the_hook_and_averages_in_native_steps() -> None:
-    for said in processes(trained_on_without_detaching, 2, False):
-        assert "the compressor is closed; call compressor.detach() to continue training without" in said
-    assert processes(trained_on_without_detaching, 2, True) == ["trained on, equal: True"] * 2
-
-
 def evaluated_alone(rank: int, world: int, evaluates: bool) -> list[torch.Tensor]:
     """Train a model with BatchNorm in outer steps; rank 0 alone may evaluate it by ``ddp(x)`` within rounds."""
-    net = network()
+    net = network(2)
     ddp = parallel(torch.nn.Sequential(torch.nn.BatchNorm1d(net[0].in_features), net))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
     compressor = AdaptiveCompressor(topk, **{**SETTINGS, "outer": {"delay": 0}})
@@ -139,8 +120,47 @@ def evaluated_alone(rank: int, world: int, evaluates: bool) -> list[torch.Tensor
     return [tensor.detach().clone() for tensor in ddp.module.state_dict().values()]
 
 
-def test_rank_0_alone_may_evaluate_a_model_with_buffers_in_outer_steps() -> None:
+def evaluated_and_closed(rank: int, world: int) -> dict[str, Any]:
+    return {
+        "under way": evaluated_under_way(rank, world),
+        "paused": paused(rank, world),
+        "closed": trained_on_after(rank, world),
+        "closed, hook": trained_on_without_detaching(rank, world, False),
+        "closed, native": trained_on_without_detaching(rank, world, True),
+        "alone": evaluated_alone(rank, world, True),
+        "nobody": evaluated_alone(rank, world, False),
+    }
+
+
+@pytest.fixture(scope="module")
+def by_case() -> list[dict[str, Any]]:
+    """What each rank found, by case."""
+    return processes(evaluated_and_closed, 2)
+
+
+def test_what_is_saved_after_an_evaluation_is_what_was_evaluated(by_case: list[dict[str, Any]]) -> None:
+    assert [found["under way"] for found in by_case] == [([True] * 4, [True] * 4)] * 2
+
+
+def test_the_time_of_an_evaluation_is_no_steps(by_case: list[dict[str, Any]]) -> None:
+    for found in by_case:
+        before, after, *others, at_the_end = found["paused"]
+        assert before == at_the_end == 0
+        assert after > 0 and set(others) == {after}
+
+
+def test_a_closed_compressor_leaves_the_module_alone(by_case: list[dict[str, Any]]) -> None:
+    assert [found["closed"] for found in by_case] == [True, True]
+
+
+def test_after_close_a_backward_raises_by_the_hook_and_averages_in_native_steps(by_case: list[dict[str, Any]]) -> None:
+    for found in by_case:
+        said = found["closed, hook"]
+        assert "the compressor is closed; call compressor.detach() to continue training without" in said
+        assert found["closed, native"] == "trained on, equal: True"
+
+
+def test_rank_0_alone_may_evaluate_a_model_with_buffers_in_outer_steps(by_case: list[dict[str, Any]]) -> None:
     """DDP would send rank 0's buffers in that forward, which the other ranks would take for another message."""
-    alone, nobody = processes(evaluated_alone, 2, True), processes(evaluated_alone, 2, False)
-    for tensors, expected in zip(alone, nobody, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
+    for found in by_case:
+        assert all(torch.equal(*pair) for pair in zip(found["alone"], found["nobody"], strict=True))

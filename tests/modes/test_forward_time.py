@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks agree on the time of a forward, which tells a slow machine from a slow link."""
 
-import functools
 import math
 import time
 from typing import Any
@@ -43,11 +42,11 @@ def forwards(records: list[Record], steps: range) -> list[tuple[str, float]]:
 
 
 def trained(rank: int, world: int, delay: int) -> list[tuple[str, float]]:
-    """Train 12 hook steps, 20 native ones, and 20 outer ones with a delay in steps; rank 1 has the slow forward."""
+    """Train in the hook, natively, and in outer steps with a delay in steps; rank 1 has the slow forward."""
     records: list[Record] = []
     ddp = DistributedDataParallel(Slow(SLEPT_S if rank == 1 else 0.0))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    controller = Scripted(script=script((0, HOOK), (12, NATIVE), (32, APART)))
+    controller = Scripted(script=script((0, HOOK), (6, NATIVE), (13, APART)))
     compressor = AdaptiveCompressor(
         topk,
         (10, 10),
@@ -58,20 +57,34 @@ def trained(rank: int, world: int, delay: int) -> list[tuple[str, float]]:
         sinks=[records.append],
     )
     compressor.attach(ddp, optimizer)
-    train(ddp, optimizer, rank, range(52))
+    train(ddp, optimizer, rank, range(38))
     compressor.close()
-    return forwards(records, range(2, 52))
+    return forwards(records, range(2, 38))
+
+
+def trained_by_delay(rank: int, world: int) -> dict[int, list[tuple[str, float]]]:
+    return {delay: trained(rank, world, delay) for delay in (0, 2, 5)}
+
+
+@pytest.fixture(scope="module")
+def times_by_delay() -> dict[int, list[tuple[str, float]]]:
+    """Rank 0's times, by the delay of outer steps."""
+    return processes(trained_by_delay, 2)[0]
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-def test_the_mean_of_the_ranks_forwards_is_told_in_all_modes(delay: int) -> None:
-    times, _ = processes(functools.partial(trained, delay=delay), 2)
+def test_the_mean_of_the_ranks_forwards_is_told_in_all_modes(
+    times_by_delay: dict[int, list[tuple[str, float]]], delay: int
+) -> None:
+    times = times_by_delay[delay]
     assert min(seconds for _, seconds in times) >= SLEPT_S / 2
     assert {mode for mode, _ in times} == {"hook", "native", "outer"}
 
 
-def test_a_forward_beside_an_exchange_of_outer_steps_is_not_timed() -> None:
-    times, _ = processes(functools.partial(trained, delay=5), 2)  # an exchange is in flight for a whole round
+def test_a_forward_beside_an_exchange_of_outer_steps_is_not_timed(
+    times_by_delay: dict[int, list[tuple[str, float]]],
+) -> None:
+    times = times_by_delay[5]  # an exchange is in flight for a whole round
     first_s, *later = [seconds for mode, seconds in times if mode == "outer"]
     assert first_s >= SLEPT_S / 2 and later and all(map(math.isnan, later))
 
@@ -79,20 +92,21 @@ def test_a_forward_beside_an_exchange_of_outer_steps_is_not_timed() -> None:
 def compiled(rank: int, world: int) -> list[tuple[str, float]]:
     """Train a compiled DDP module, whose forward breaks the graph before it runs the model."""
     records: list[Record] = []
-    ddp = DistributedDataParallel(network())
+    ddp = DistributedDataParallel(network(2))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     compressor = AdaptiveCompressor(
         topk, (10, 10), controller=Scripted(script=script((0, NATIVE))), every=(1, 5), sinks=[records.append]
     )
     compressor.attach(ddp, optimizer)
-    called: Any = torch.compile(ddp, backend="eager")
-    for step in range(30):
+    # one rank shows it: a compiler's imports take a second
+    called: Any = torch.compile(ddp, backend="eager") if rank == 0 else ddp
+    for step in range(22):
         x, y = batch(rank, step)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(called(x), y).backward()
         optimizer.step()
     compressor.close()
-    return forwards(records, range(2, 30))
+    return forwards(records, range(2, 22))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -113,11 +127,11 @@ def waits_for_buffers(rank: int, world: int) -> list[tuple[str, float]]:
     compressor.attach(ddp, optimizer)
     if rank == 0:
         ddp.register_forward_pre_hook(lambda *_: time.sleep(4 * SLEPT_S))
-    for step in range(20):
+    for step in range(16):
         train(ddp, optimizer, rank, range(step, step + 1))
         dist.barrier()
     compressor.close()
-    return forwards(records, range(2, 20))
+    return forwards(records, range(2, 16))
 
 
 def test_the_time_of_a_forward_contains_no_wait_for_the_broadcast_of_buffers() -> None:

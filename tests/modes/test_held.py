@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.training import batch, network, parallel
@@ -42,7 +41,7 @@ def looked_at(rank: int, world: int, how: str) -> tuple[list[bool], torch.Tensor
     # dynamo wants a first bucket that is no larger than the others
     ddp = DistributedDataParallel(with_norm()) if how == "compiled state_dict" else parallel(with_norm())
     called: torch.nn.Module = ddp
-    if how == "compiled state_dict":
+    if how == "compiled state_dict" and rank == 1:  # one rank shows it: a compiler's imports take a second
         called = torch.compile(ddp, backend="eager")
     trains = OPTIMIZERS["adamw"](ddp.parameters())
     compressor = compressor_of(script((0, APART)))
@@ -67,6 +66,8 @@ def looked_at(rank: int, world: int, how: str) -> tuple[list[bool], torch.Tensor
         elif how == "compiled state_dict":
             shared.append(tensors_are_shared(called.state_dict()))
         elif how == "distributed checkpoint":
+            from torch.distributed.checkpoint.state_dict import get_model_state_dict  # slow to import
+
             shared.append(tensors_are_shared(get_model_state_dict(ddp)))
         elif how == "synced":
             with compressor.synced():
@@ -124,13 +125,8 @@ def loaded(rank: int, world: int, evaluated: bool) -> tuple[bool, bool, bool]:
     return kept, far < 0.1, shared
 
 
-@pytest.mark.parametrize("evaluated", [False, True])
-def test_loading_begins_a_round_at_what_was_loaded(evaluated: bool) -> None:
-    assert processes(loaded, 2, evaluated) == [(True, True, True)] * 2
-
-
 def closed_while_apart(rank: int, world: int, way: str) -> bool:
-    ddp = parallel()
+    ddp = parallel(network(2))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
     compressor = compressor_of(script((0, APART)))
     compressor.attach(ddp, trains)
@@ -142,14 +138,9 @@ def closed_while_apart(rank: int, world: int, way: str) -> bool:
     return tensors_are_shared(dict(ddp.named_parameters()))
 
 
-@pytest.mark.parametrize("way", ["synchronize", "close"])
-def test_in_the_end_the_module_holds_what_ranks_share(way: str) -> None:
-    assert processes(closed_while_apart, 2, way) == [True, True]
-
-
 def after_a_look_of_one(rank: int, world: int) -> list[bool]:
     """Have rank 0 evaluate alone while an exchange is under way; compare what is saved, and what is left at the end."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     trains = OPTIMIZERS["adamw"](ddp.parameters())
     compressor = compressor_of(script((0, APART)), every=(5, 5), outer={"delay": 3})
     compressor.attach(ddp, trains)
@@ -166,5 +157,31 @@ def after_a_look_of_one(rank: int, world: int) -> list[bool]:
     return [*equal, tensors_are_shared(dict(ddp.named_parameters()))]
 
 
-def test_what_one_rank_alone_waited_for_is_in_what_all_save_and_end_with() -> None:
-    assert processes(after_a_look_of_one, 2) == [[True, True]] * 2
+def loaded_and_closed(rank: int, world: int) -> dict[str, Any]:
+    return {
+        "loaded": loaded(rank, world, False),
+        "evaluated and loaded": loaded(rank, world, True),
+        "synchronized": closed_while_apart(rank, world, "synchronize"),
+        "closed": closed_while_apart(rank, world, "close"),
+        "after a look of one": after_a_look_of_one(rank, world),
+    }
+
+
+@pytest.fixture(scope="module")
+def by_case() -> list[dict[str, Any]]:
+    """What each rank found, by case."""
+    return processes(loaded_and_closed, 2)
+
+
+@pytest.mark.parametrize("case", ["loaded", "evaluated and loaded"])
+def test_loading_begins_a_round_at_what_was_loaded(by_case: list[dict[str, Any]], case: str) -> None:
+    assert [found[case] for found in by_case] == [(True, True, True)] * 2
+
+
+@pytest.mark.parametrize("case", ["synchronized", "closed"])
+def test_in_the_end_the_module_holds_what_ranks_share(by_case: list[dict[str, Any]], case: str) -> None:
+    assert [found[case] for found in by_case] == [True, True]
+
+
+def test_what_one_rank_alone_waited_for_is_in_what_all_save_and_end_with(by_case: list[dict[str, Any]]) -> None:
+    assert [found["after a look of one"] for found in by_case] == [[True, True]] * 2

@@ -3,31 +3,23 @@
 """The watch of native steps: what the ranks agree on, and how soon they notice that something broke."""
 
 import math
-import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac import AdaptiveCompressor, topk
 from gravac.candidate import Candidate
-from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.base import Decision
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
 from gravac.modes.native import CHECK_INTERVAL_S, SLOW_END_RATIO, UNTIMED_STEPS, NativeWatch, steps_that_count
-from gravac.telemetry.records import Record, StepRecord
-from tests.distributed.training import batch, parallel
-from tests.modes.scripted import NATIVE, Scripted, script
-from tests.modes.test_switch import OPTIMIZERS
-from tests.ranks import processes
+from tests.modes.scripted import NATIVE
 
 
 @given(st.lists(st.floats(1e-4, 10), min_size=1, max_size=60))
@@ -37,53 +29,6 @@ def test_what_a_stretch_tells_lies_within_its_steps_and_only_a_break_shows_the_l
     assert told == middle or told > SLOW_END_RATIO * middle or len(seconds) < 2
     falling = sorted(seconds, reverse=True)
     assert falling[steps_that_count(falling)] == falling
-
-
-class LeavesWhenSlow(Scripted):
-    """Native in long stretches, and dense in the hook once a stretch took over a tenth of a second a step."""
-
-    def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
-        state, decision = super().observe(state, measurement)
-        if measurement.candidate.mode == "native" and measurement.seconds > 0.1:
-            return 10**6, Decision(Candidate("hook", "dense", 1.0), reason="slow")
-        return (state, decision) if state < 10**6 else (state, Decision(Candidate("hook", "dense", 1.0)))
-
-
-def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
-    """Steps become slow on one rank in the middle of a stretch of 200; another stretch has a single slow step."""
-    records: list[Record] = []
-    ddp = parallel()
-    trains = OPTIMIZERS["sgd"](ddp.parameters())
-    controller = LeavesWhenSlow(script=script((0, NATIVE)), watch=200)
-    compressor = AdaptiveCompressor(
-        topk, (10, 10), controller=controller, every=(1, 5), dense_below=0, sinks=[records.append]
-    )
-    compressor.attach(ddp, trains)
-    pauses = random.Random(rank)
-    left = 0
-    for number in range(360):
-        x, y = batch(rank, number)
-        trains.zero_grad()
-        time.sleep(0.005 + 0.001 * pauses.random())
-        if rank == 1 and (number == 230 or number >= 280):
-            time.sleep(0.25)
-        torch.nn.functional.cross_entropy(ddp(x), y).backward()
-        trains.step()
-        if compressor.mode == "hook":
-            left = number
-            break
-    changes = [change.step for change in compressor.changes]
-    compressor.close()
-    steps = [record.steps for record in records if isinstance(record, StepRecord)]
-    return changes, steps, left
-
-
-def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank() -> None:
-    (changes, steps, left), (_, _, other_left) = processes(slowed, 2)
-    # a slow-step check after at most 60 steps, its sum, what is under way
-    assert left == other_left and 280 < left < 280 + 60 + 8
-    assert changes == [left]  # all steps are counted, those of the last answer too
-    assert sum(steps) <= left
 
 
 class AgreesAlone:

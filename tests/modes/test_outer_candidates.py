@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that may make outer steps gets candidates of them on its own, once it has timed some steps."""
 
-import pytest
 import torch
 
 from gravac import AdaptiveCompressor
@@ -18,7 +17,7 @@ STEPS = 4 * (COMPUTE_STEPS + SETTLING)
 
 def candidates_of(rank: int, world: int, native: bool) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
     """Train as a user does; return the candidates of the first step, those announced later, and those of the end."""
-    ddp = parallel(network())
+    ddp = parallel(network(2))
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     first: list[Candidate] = []
     later: list[Candidate] = []
@@ -42,10 +41,15 @@ def candidates_of(rank: int, world: int, native: bool) -> tuple[list[Candidate],
     return first, later, last
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_outer_steps_become_candidates_of_an_adaptive_run(native: bool) -> None:
-    (first, later, last), *others = processes(candidates_of, 2, native)
-    assert first and "outer" not in {candidate.mode for candidate in first}
-    assert {"hook", "outer"} <= {candidate.mode for candidate in later}
-    assert later == last
-    assert all(candidates == last for *_, candidates in others)
+def candidates_by_native(rank: int, world: int) -> dict[bool, tuple[list[Candidate], ...]]:
+    return {native: candidates_of(rank, world, native) for native in (False, True)}
+
+
+def test_outer_steps_become_candidates_of_an_adaptive_run() -> None:
+    by_rank = processes(candidates_by_native, 2)
+    for native in (False, True):
+        (first, later, last), *others = (found[native] for found in by_rank)
+        assert first and "outer" not in {candidate.mode for candidate in first}
+        assert {"hook", "outer"} <= {candidate.mode for candidate in later}
+        assert later == last
+        assert all(candidates == last for *_, candidates in others)

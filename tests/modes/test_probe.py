@@ -18,9 +18,9 @@ from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HOOK, NATIVE, Scripted, script
 from tests.ranks import processes
 
-TOUR = script((0, HOOK), (12, NATIVE), (32, APART), (42, HOOK))
+TOUR = script((0, HOOK), (12, NATIVE), (27, APART), (32, HOOK))
 
-STEPS = 60
+STEPS = 54
 
 
 class Probing(Scripted):
@@ -41,7 +41,7 @@ class Noisy(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = network()
+        self.net = network(2)
         self.drop = torch.nn.Dropout(0.1)
         self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros(()))
@@ -87,9 +87,12 @@ def trained(rank: int, world: int, folder: Path, asks: bool) -> dict[str, Any]:
     return {"weights": [p.detach().clone() for p in ddp.parameters()], "read": read, "seen": float(ddp.module.seen)}
 
 
+def with_probe_and_without(rank: int, world: int, folder: Path) -> list[dict[str, Any]]:
+    return [trained(rank, world, folder / "with", True), trained(rank, world, folder / "without", False)]
+
+
 def test_the_probe_is_read_between_steps_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    first, second = processes(trained, 2, tmp_path / "with", True)
-    without, _ = processes(trained, 2, tmp_path / "without", False)
+    (first, without), (second, _) = processes(with_probe_and_without, 2, tmp_path)
     assert not without["read"]
     assert all(torch.equal(one, other) for one, other in zip(first["weights"], without["weights"], strict=True))
     assert first["seen"] == without["seen"]

@@ -17,10 +17,14 @@ from tests.modes.scripted import APART, DENSE, HOOK, NATIVE, same, same_moments,
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
 from tests.ranks import processes
 
-TOUR = script((0, NATIVE), (10, DENSE), (18, APART), (38, NATIVE), (46, HOOK))
+TOUR = script((0, NATIVE), (6, DENSE), (12, APART), (23, NATIVE), (30, HOOK))
 """All modes, the last one in gravac's hook."""
 
-STEPS = 60
+STEPS = 44
+"""Number of steps of the tour."""
+
+STEPS_OF_A_MODE = 23
+"""Number of steps of a run in a single mode: four rounds of outer steps, and a part of one."""
 
 PLANS: dict[str, Any] = {
     "native": script((0, NATIVE)),
@@ -44,8 +48,8 @@ def counts(compressor: AdaptiveCompressor) -> tuple[int, int]:
 
 
 def frozen_after_attach(rank: int, world: int, plan: str | None, frozen_at_attach: bool) -> Any:
-    """Train; freeze all layers but the last in steps 5 to 24; return whether ranks are the same, and the weights."""
-    ddp = parallel(find_unused_parameters=True)
+    """Train; freeze all layers but the last in steps 5 to 16; return whether ranks are the same, and the weights."""
+    ddp = parallel(network(2), find_unused_parameters=True)
     trunk = [*ddp.module[:-1].parameters()]  # type: ignore[index]
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
     for parameter in trunk if frozen_at_attach else ():
@@ -53,9 +57,9 @@ def frozen_after_attach(rank: int, world: int, plan: str | None, frozen_at_attac
     compressor = None if plan is None else compressor_of(PLANS[plan])
     if compressor is not None:
         compressor.attach(ddp, optimizer)
-    for step in range(STEPS):
+    for step in range(STEPS if plan == "tour" else STEPS_OF_A_MODE):
         for parameter in trunk:
-            parameter.requires_grad_(not (frozen_at_attach or step >= 5) or step >= 25)
+            parameter.requires_grad_(not (frozen_at_attach or step >= 5) or step >= 17)
         train_step(ddp, optimizer, rank, step)
     if compressor is not None:
         compressor.close()
@@ -89,11 +93,11 @@ def test_freezing_and_unfreezing_behaves_as_in_plain_ddp_in_every_mode() -> None
 
 def nothing_trains_while_the_mode_changes(rank: int, world: int) -> bool:
     """Freeze all of the model in two forwards after each step, so that the mode changes in one of them."""
-    ddp = parallel(find_unused_parameters=True)
+    ddp = parallel(network(2), find_unused_parameters=True)
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    compressor = compressor_of(script((0, HOOK), (6, NATIVE)))
+    compressor = compressor_of(script((0, HOOK), (4, NATIVE)))
     compressor.attach(ddp, optimizer)
-    for step in range(20):
+    for step in range(12):
         train_step(ddp, optimizer, rank, step)
         ddp.requires_grad_(False)
         for _ in range(2):
@@ -133,11 +137,11 @@ def attacked(rank: int, world: int) -> dict[str, Any]:
     results = {}
     for name, loss_of in {"adversarial": adversarial, "penalized": penalized}.items():
         for plan in PLANS:
-            ddp = parallel()
+            ddp = parallel(network(2))
             optimizer = OPTIMIZERS["sgd"](ddp.parameters())
             compressor = compressor_of(PLANS[plan])
             compressor.attach(ddp, optimizer)
-            for step in range(STEPS if plan == "tour" else 24):
+            for step in range(STEPS if plan == "tour" else STEPS_OF_A_MODE):
                 optimizer.zero_grad()
                 loss_of(ddp, *batch(rank, step), attacks=2 + rank).backward()
                 optimizer.step()
@@ -150,7 +154,7 @@ def test_only_backwards_that_accumulate_gradients_make_steps() -> None:
     first, second = processes(attacked, 2)
     assert first == second
     assert all(equal for equal, _ in first.values()), first
-    assert first["adversarial outer"][1] == first["penalized outer"][1] == (4, 24)
+    assert first["adversarial outer"][1] == first["penalized outer"][1] == (4, STEPS_OF_A_MODE)
 
 
 # a model whose outputs hide their tensors, and steps that a scaler skips on one rank
@@ -168,7 +172,7 @@ class Answering(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = network()
+        self.network = network(2)
 
     def forward(self, x: torch.Tensor) -> Answer:
         return Answer(self.network(x))
@@ -183,14 +187,14 @@ def skipped(rank: int, world: int, set_to_none: bool, clears_late: bool) -> dict
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
         compressor = compressor_of(PLANS[plan])
         compressor.attach(ddp, optimizer, scaler)
-        for step in range(STEPS if plan == "tour" else 24):
+        for step in range(STEPS if plan == "tour" else STEPS_OF_A_MODE):
             x, y = batch(rank, step)
             if not clears_late:
                 optimizer.zero_grad(set_to_none)
             loss = cross_entropy(ddp(x).logits, y)
             if clears_late:
                 optimizer.zero_grad(set_to_none)
-            spoilt = rank == 1 and step in (3, 7, 21, 22, 33)
+            spoilt = rank == 1 and step in (3, 7, 15, 16, 21)
             scaler.scale(loss * (float("inf") if spoilt else 1.0)).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -205,7 +209,7 @@ def test_a_step_that_a_scaler_skips_on_one_rank_counts_whatever_the_model_return
 ) -> None:
     first, second = processes(skipped, 2, set_to_none, clears_late)
     assert first == second
-    assert first["outer"] == (True, (4, 24)) and first["tour"][0]
+    assert first["outer"] == (True, (4, STEPS_OF_A_MODE)) and first["tour"][0]
 
 
 # weights that the program swaps around an evaluation
@@ -254,7 +258,7 @@ class Averaged:
 
 def evaluated_means(rank: int, world: int, swap: str, evaluated_before: bool, on_rank_0: bool) -> Any:
     """Train apart; evaluate the means of the weights at times; return evaluations, weights and counts."""
-    ddp = parallel()
+    ddp = parallel(network(2))
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
     compressor = compressor_of(script((0, APART)))
     compressor.attach(ddp, optimizer)
@@ -272,7 +276,7 @@ def evaluated_means(rank: int, world: int, swap: str, evaluated_before: bool, on
                     evaluated, held = ddp(x), weights(ddp)
                     saved = torch.cat([each.flatten() for each in ddp.module.state_dict().values()])
                 expected = torch.func.functional_call(
-                    network(), dict(zip(dict(ddp.module.named_parameters()), averaged.means, strict=True)), x
+                    network(2), dict(zip(dict(ddp.module.named_parameters()), averaged.means, strict=True)), x
                 )
                 means = torch.cat([mean.flatten() for mean in averaged.means])
                 right.append(
@@ -313,11 +317,11 @@ def looking_in_between(rank: int, world: int) -> list[tuple[bool, torch.Tensor]]
     """Train apart; evaluate within each third step, or not. Return whether ranks are the same, and the weights."""
     results = []
     for looks in (False, True):
-        ddp = parallel()
+        ddp = parallel(network(2))
         optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-        compressor = compressor_of(script((0, APART), (17, DENSE)))
+        compressor = compressor_of(script((0, APART), (11, DENSE)))
         compressor.attach(ddp, optimizer)
-        for step in range(40):
+        for step in range(25):
             x, y = batch(rank, step)
             optimizer.zero_grad()
             loss = cross_entropy(ddp(x), y)
@@ -340,17 +344,17 @@ def test_a_forward_without_gradients_within_a_step_leaves_the_weights_of_the_ste
 
 
 def renewed(rank: int, world: int) -> tuple[bool, bool, list[str]]:
-    """Train with a new optimizer object from step 12 on; return whether ranks are the same, and warnings."""
+    """Train with a new optimizer object from step 7 on; return whether ranks are the same, and warnings."""
     import warnings
 
-    ddp = parallel()
+    ddp = parallel(network(2))
     optimizer = OPTIMIZERS["adamw"](ddp.parameters())
-    compressor = compressor_of(script((0, APART), (26, NATIVE)))
+    compressor = compressor_of(script((0, APART), (16, NATIVE)))
     compressor.attach(ddp, optimizer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(45):
-            if step == 12:
+        for step in range(30):
+            if step == 7:
                 optimizer = torch.optim.RMSprop(ddp.parameters(), lr=1e-3, momentum=0.9)
             train_step(ddp, optimizer, rank, step)
     equal, equal_moments = same(ddp), same_moments(optimizer)
@@ -406,7 +410,7 @@ def sharpness_aware(rank: int, world: int) -> list[Any]:
     results = []
     for no_sync in (False, True):
         for given in ("sam", "base", "closure"):
-            ddp = parallel()
+            ddp = parallel(network(2))
             sam = SAM(ddp.parameters())
             compressor = compressor_of(script((0, APART)))
             compressor.attach(ddp, sam.base if given == "base" else sam)

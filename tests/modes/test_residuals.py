@@ -9,7 +9,7 @@ import torch
 
 from gravac import AdaptiveCompressor, topk
 from gravac.telemetry.records import Record, StepRecord
-from tests.distributed.training import batch, parallel
+from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HOOK, NATIVE, Scripted, script
 from tests.modes.test_switch import OPTIMIZERS
 from tests.ranks import processes
@@ -17,7 +17,7 @@ from tests.ranks import processes
 
 def left(rank: int, world: int, optimizer: str, target: str) -> dict[str, Any]:
     records: list[Record] = []
-    ddp = parallel()
+    ddp = parallel(network(2))
     trains = OPTIMIZERS[optimizer](ddp.parameters())
     plan = script((0, HOOK), (6, NATIVE if target == "native" else APART))
     compressor = AdaptiveCompressor(
@@ -40,7 +40,7 @@ def left(rank: int, world: int, optimizer: str, target: str) -> dict[str, Any]:
 
     trains.register_step_pre_hook(note)
     own: dict[str, torch.Tensor] = {}
-    for number in range(24):
+    for number in range(18):
         before = compressor.mode
         trains.zero_grad()
         x, y = batch(rank, number)
@@ -59,20 +59,35 @@ def left(rank: int, world: int, optimizer: str, target: str) -> dict[str, Any]:
     return {"mode": mode, "last": ran[-1].compressor if ran else "", "left": left_over, "added": added}
 
 
-def test_under_sgd_a_last_dense_step_sends_it_before_native_steps() -> None:
-    first, second = processes(left, 2, "sgd", "native")
+def left_in_all_cases(rank: int, world: int) -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (optimizer, target): left(rank, world, optimizer, target)
+        for optimizer in OPTIMIZERS
+        for target in ("native", "outer")
+    }
+
+
+@pytest.fixture(scope="module")
+def by_case() -> list[dict[tuple[str, str], dict[str, Any]]]:
+    """What became of each rank's residuals, by the optimizer and the mode after the hook."""
+    return processes(left_in_all_cases, 2)
+
+
+def test_under_sgd_a_last_dense_step_sends_it_before_native_steps(by_case: list[Any]) -> None:
+    first, second = (found["sgd", "native"] for found in by_case)
     assert (first["mode"], second["mode"]) == ("native", "native")
     assert first["last"] == "dense" and not first["left"] and not second["left"]
 
 
-def test_under_adam_it_is_dropped_before_native_steps() -> None:
-    first, _ = processes(left, 2, "adamw", "native")
+def test_under_adam_it_is_dropped_before_native_steps(by_case: list[Any]) -> None:
+    first, _ = (found["adamw", "native"] for found in by_case)
     assert first["mode"] == "native" and first["last"] == "topk" and not first["left"]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_ranks_that_part_use_it_in_their_own_first_step_under_sgd_alone(optimizer: str) -> None:
-    for told in processes(left, 2, optimizer, "outer"):
-        assert told["mode"] == "outer" and told["added"]
-        used = max(told["added"].values()) < 1e-6
+def test_ranks_that_part_use_it_in_their_own_first_step_under_sgd_alone(by_case: list[Any], optimizer: str) -> None:
+    for found in by_case:
+        case = found[optimizer, "outer"]
+        assert case["mode"] == "outer" and case["added"]
+        used = max(case["added"].values()) < 1e-6
         assert used == (optimizer == "sgd")
