@@ -23,7 +23,16 @@ PACKAGE = os.path.dirname(gravac.__file__) + os.sep
 
 Rank = Callable[..., Any]
 
-PRELOADED = ["pytest", "torch._dynamo", "torch.profiler._cupti_monitor", "gravac", "tests.distributed.training"]
+PRELOADED = [
+    "pytest",
+    "hypothesis",
+    "torch._dynamo",
+    "torch.profiler._cupti_monitor",
+    "torch.distributed.checkpoint",
+    "gravac",
+    "tests.distributed.training",
+    "tests.frozen",
+]
 """Imported once, where ranks are forked from. An optimizer's first step imports dynamo, a second of processor time."""
 
 
