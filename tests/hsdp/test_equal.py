@@ -118,42 +118,58 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "units of two groups": (units_of_two_groups, {}),
 }
 if hasattr(fsdp, "DataParallelMeshDims"):
-    CASES["one mesh"] = on_one_mesh, {}
+    CASES["one mesh"] = on_one_mesh, {"optimizer_of": torch.optim.SGD}
+
+OFTEN = {"plain": 7, "accumulation in shards": 4, "bfloat16": 4, "divide factor": 4, "one mesh": 3}
+"""Steps of the cases that run with all tests: 7 include a check of replicas. ``make test-all`` runs all cases."""
+
+EXCHANGED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mean": (lambda: sharded(mesh_of(2)), {"micro": 3, "flag": "", "optimizer_of": torch.optim.SGD}),
+    "sum": (with_divide_factor, {"micro": 3, "flag": "", "optimizer_of": torch.optim.SGD}),
+}
+"""Cases in which each backward of a step exchanges, as with torchtitan: the means are of other summands, and round."""
 
 
-def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
-    """Train natively and with dense gradients by gravac; return the largest differences, and counted steps."""
-    found = {}
-    for name in names:
+def both_ways(rank: int, world: int, steps_of: dict[str, int]) -> dict[str, Any]:
+    """Train natively and with dense gradients by gravac.
+
+    Returns:
+        Of each case of ``steps_of``, the weights that differ, whether the losses are the same, and counted steps; of
+        each case of ``EXCHANGED``, whether all weights are the same but for rounding.
+    """
+    found: dict[str, Any] = {}
+    for name, steps in steps_of.items():
         build, settings = CASES[name]
-        native, ours = train(build(), None, **settings), train(build(), dense(), **settings)
+        native, ours = train(build(), None, steps=steps, **settings), train(build(), dense(), steps=steps, **settings)
         found[name] = (
             [key for key, weight in native.weights.items() if not torch.equal(weight, ours.weights[key])],
             native.losses == ours.losses,
             ours.steps,
         )
+    for name, (build, settings) in EXCHANGED.items():
+        native, ours = train(build(), None, steps=2, **settings), train(build(), dense(), steps=2, **settings)
+        pairs = [(native.weights[key], weight) for key, weight in ours.weights.items()]
+        found[name] = all(torch.allclose(*pair, atol=1e-6) for pair in pairs)
     return found
 
 
-OFTEN = tuple(
-    name for name in ("plain", "accumulation in shards", "bfloat16", "divide factor", "one mesh") if name in CASES
-)
-"""Cases that run with all tests; ``make test-all`` runs the others, too."""
-
-
 @pytest.mark.parametrize(
-    "names",
-    [OFTEN, pytest.param(tuple(name for name in CASES if name not in OFTEN), marks=pytest.mark.long)],
-    ids=["often", "others"],
+    "steps_of",
+    [
+        {name: steps for name, steps in OFTEN.items() if name in CASES},
+        pytest.param(dict.fromkeys(CASES, 20), marks=pytest.mark.long),
+    ],
+    ids=["often", "all"],
 )
-def test_dense_it_trains_as_torch_does(names: tuple[str, ...]) -> None:
-    for found in processes(both_ways, WORLD, names):
-        assert found == {name: ([], True, 20) for name in names}
+def test_dense_it_trains_as_torch_does_and_counts_once_what_was_exchanged_already(steps_of: dict[str, int]) -> None:
+    expected = {name: ([], True, steps) for name, steps in steps_of.items()} | dict.fromkeys(EXCHANGED, True)
+    for found in processes(both_ways, WORLD, steps_of):
+        assert found == expected
 
 
 def three_replicas(rank: int, world: int) -> float:
-    native = train(sharded(mesh_of(3)), None, optimizer_of=torch.optim.SGD)
-    ours = train(sharded(mesh_of(3)), dense(), optimizer_of=torch.optim.SGD)
+    native = train(sharded(mesh_of(3)), None, steps=4, optimizer_of=torch.optim.SGD)
+    ours = train(sharded(mesh_of(3)), dense(), steps=4, optimizer_of=torch.optim.SGD)
     return max(float((native.weights[name] - weight).abs().max()) for name, weight in ours.weights.items())
 
 
@@ -161,23 +177,8 @@ def test_three_replicas_differ_by_rounding_alone() -> None:
     assert max(processes(three_replicas, 3)) < 1e-6
 
 
-def exchanged_in_each_backward(rank: int, world: int) -> list[bool]:
-    """Let each backward of a step exchange, as torchtitan does; tell whether weights equal torch's, mean and sum."""
-    found = []
-    for build in (lambda: sharded(mesh_of(2)), with_divide_factor):
-        settings: dict[str, Any] = {"micro": 3, "flag": "", "optimizer_of": torch.optim.SGD}
-        native, ours = train(build(), None, **settings), train(build(), dense(), **settings)
-        pairs = [(native.weights[name], weight) for name, weight in ours.weights.items()]
-        found.append(all(torch.allclose(*pair, atol=1e-6) for pair in pairs))
-    return found
-
-
-def test_gradients_that_were_exchanged_already_count_once() -> None:
-    assert processes(exchanged_in_each_backward, WORLD) == [[True, True]] * WORLD
-
-
 def detached(rank: int, world: int) -> tuple[bool, bool]:
-    """Train ten steps with gravac, detach, and train ten more; compare with native steps from there on."""
+    """Train three steps with gravac, detach, and train three more; compare with native steps from there on."""
     module = sharded(mesh_of(2))
     compressor = AdaptiveCompressor(native=False)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
@@ -189,8 +190,8 @@ def detached(rank: int, world: int) -> tuple[bool, bool]:
     with torch.no_grad():
         for parameter, weight in zip(twin.parameters(), state.values(), strict=True):
             parameter.to_local().copy_(weight)
-    after = train_plain(module, optimizer, 5)
-    of_twin = train_plain(twin, torch.optim.SGD(twin.parameters(), lr=1e-2), 5)
+    after = train_plain(module, optimizer, 3)
+    of_twin = train_plain(twin, torch.optim.SGD(twin.parameters(), lr=1e-2), 3)
     compressor.close()
     return hooks, all(torch.equal(weight, of_twin[name]) for name, weight in after.items())
 

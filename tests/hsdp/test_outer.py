@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,15 +18,18 @@ import gravac
 from gravac import AdaptiveCompressor, OuterSettings, Static
 from tests.hsdp.test_equal import with_divide_factor
 from tests.hsdp.training import MIXED, WIDTH, mesh_of, sharded, shards_of
-from tests.modes.scripted import APART, DENSE, HOOK, Scripted, script
+from tests.modes.scripted import APART, DENSE, HOOK, Entry, Scripted, script
 from tests.ranks import processes
 
-WORLD, EVERY, STEPS = 4, 5, 20
+WORLD, EVERY, STEPS = 4, 3, 6
 
 MEAN = OuterSettings(optimizer=partial(torch.optim.SGD, lr=1.0), delay=0)
 """Settings by which the anchors become the mean of the replicas' weights."""
 
 Optimizer = Callable[..., torch.optim.Optimizer]
+
+Answers = dict[str, list[Any]]
+"""What each rank returned, by question."""
 
 ADAMW: Optimizer = partial(torch.optim.AdamW, lr=1e-2)
 SGD: Optimizer = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
@@ -168,14 +170,17 @@ METHODS: dict[str, Callable[[], AdaptiveCompressor]] = {
     ),
 }
 
+OFTEN_METHODS = {"top-k": 20, "as it comes": 18}
+"""Steps of the methods that run with all tests: rounds in which residuals are sent, and a second decision."""
 
-def compressed(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
+
+def compressed(rank: int, world: int, steps_of: dict[str, int]) -> dict[str, Any]:
     """Train with each method; return decisions and losses, and whether the replicas share their anchors."""
     found = {}
-    for name in names:
+    for name, steps in steps_of.items():
         compressor = METHODS[name]()
         training = Training(sharded(mesh_of(2), mp_policy=MIXED), ADAMW, compressor)
-        training.steps(40)
+        training.steps(steps)
         compressor.synchronize()
         with compressor.synced():
             shared = same_over_replicas(shards_of(training.module))
@@ -187,13 +192,13 @@ def compressed(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "names",
-    [("top-k", "as it comes"), pytest.param(tuple(METHODS), marks=pytest.mark.long)],
+    "steps_of",
+    [OFTEN_METHODS, pytest.param(dict.fromkeys(METHODS, 40), marks=pytest.mark.long)],
     ids=["often", "all"],
 )
-def test_compressed_outer_steps_share_anchors_and_decide_alike(names: tuple[str, ...]) -> None:
-    ranks = processes(compressed, WORLD, names)
-    for name in names:
+def test_compressed_outer_steps_share_anchors_and_decide_alike(steps_of: dict[str, int]) -> None:
+    ranks = processes(compressed, WORLD, steps_of)
+    for name in steps_of:
         for rank in ranks:
             assert rank[name][:2] == (True, True), name
             assert rank[name][2] == ranks[0][name][2], name
@@ -201,15 +206,15 @@ def test_compressed_outer_steps_share_anchors_and_decide_alike(names: tuple[str,
             assert ranks[0][name][3] > 2
 
 
-def evaluated(rank: int, world: int) -> tuple[bool, bool, bool]:
+def evaluated() -> tuple[bool, bool, bool]:
     """Train with and without evaluations between; tell whether the weights are the same, and what was evaluated."""
-    plain = Training(sharded(mesh_of(2)), ADAMW, first := apart()).steps(8)
+    plain = Training(sharded(mesh_of(2)), ADAMW, first := apart()).steps(EVERY + 2)
     first.close()
     compressor = apart()
     training = Training(sharded(mesh_of(2)), ADAMW, compressor)
     x = torch.ones(4, WIDTH)
     outputs = []
-    for steps in (7, 1):
+    for steps in (EVERY + 1, 1):
         training.steps(steps)
         with torch.no_grad():
             outputs.append(training.module(x))
@@ -226,11 +231,11 @@ def evaluated(rank: int, world: int) -> tuple[bool, bool, bool]:
     return unchanged, evaluated_alike and differs, same_saved and same_over_replicas(saved)
 
 
-def test_evaluations_and_state_dicts_see_the_anchors_and_change_nothing() -> None:
-    assert processes(evaluated, WORLD) == [(True, True, True)] * WORLD
+def test_evaluations_and_state_dicts_see_the_anchors_and_change_nothing(answers: Answers) -> None:
+    assert answers["evaluated"] == [(True, True, True)] * WORLD
 
 
-def resumed(rank: int, world: int, folder: str) -> tuple[bool, bool]:
+def resumed(folder: str) -> tuple[bool, bool]:
     """Save within a round, and train on; then load into new objects, and make the same steps."""
 
     def made() -> tuple[Training, AdaptiveCompressor]:
@@ -238,12 +243,12 @@ def resumed(rank: int, world: int, folder: str) -> tuple[bool, bool]:
         return Training(sharded(mesh_of(2)), ADAMW, compressor), compressor
 
     training, compressor = made()
-    training.steps(13)
+    training.steps(EVERY + 1)
     gravac.checkpoint.save(folder, compressor)
     saved = {name: tensor.clone() for name, tensor in training.module.state_dict().items()}
     moments = copy.deepcopy(training.optimizer.state_dict())
     chance = training._chance.get_state()
-    weights = training.steps(9)
+    weights = training.steps(EVERY)
     own_moments = copy.deepcopy(training.optimizer.state_dict()["state"])
     compressor.close()
     training, compressor = made()
@@ -251,7 +256,7 @@ def resumed(rank: int, world: int, folder: str) -> tuple[bool, bool]:
     training.optimizer.load_state_dict(moments)
     gravac.checkpoint.load(folder, compressor)
     training._chance.set_state(chance)
-    again = training.steps(9)
+    again = training.steps(EVERY)
     same_moments = all(
         torch.equal(local(entry), local(own_moments[number][key]))
         for number, entries in training.optimizer.state_dict()["state"].items()
@@ -267,11 +272,13 @@ def local(tensor: Any) -> torch.Tensor:
     return part
 
 
-def test_saved_and_resumed_it_is_the_run_that_went_on(tmp_path: Path) -> None:
-    assert processes(resumed, WORLD, str(tmp_path / "gravac")) == [(True, True)] * WORLD
+def test_saved_and_resumed_it_is_the_run_that_went_on(answers: Answers) -> None:
+    assert answers["resumed"] == [(True, True)] * WORLD
 
 
-SCRIPT = script((0, DENSE), (6, APART), (16, HOOK), (24, APART))
+OFTEN_APART: Entry = (*APART[:-1], EVERY)
+SCRIPT = script((0, DENSE), (2, OFTEN_APART), (6, HOOK), (12, OFTEN_APART))
+"""Outer steps from step 4 to 11 and from step 14 on."""
 
 
 def switched(rank: int, world: int, optimizer_of: Optimizer) -> tuple[list[tuple[str, str]], bool, bool, bool]:
@@ -282,7 +289,7 @@ def switched(rank: int, world: int, optimizer_of: Optimizer) -> tuple[list[tuple
     training = Training(sharded(mesh_of(2)), optimizer_of, compressor)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        training.steps(38)
+        training.steps(19)
         changes = [(change.before, change.after) for change in compressor.changes]
         compressor.detach()
     moments = {
@@ -324,7 +331,7 @@ def spoilt(rank: int, world: int, late: bool) -> tuple[int, bool, bool, list[str
         warnings.simplefilter("always")
         training.steps(EVERY + (EVERY - 1 if late else 1))
         training.step(spoil)
-        training.steps(3 * EVERY)
+        training.steps(2 * EVERY)
         compressor.synchronize()
     with compressor.synced():
         weights = shards_of(training.module)
@@ -344,11 +351,11 @@ def test_a_nan_in_one_shard_spoils_no_anchor_of_any_shard(late: bool) -> None:
         assert any("not finite and is not applied" in message for message in messages)
 
 
-def replaced(rank: int, world: int) -> tuple[bool, bool]:
+def replaced() -> tuple[bool, bool]:
     """Replace all parameters within a round; outer steps go on from the loaded weights."""
     compressor = apart()
     training = Training(sharded(mesh_of(2)), ADAMW, compressor)
-    training.steps(EVERY + 3)
+    training.steps(EVERY + 1)
     loaded = {name: torch.full_like(tensor, 0.5) for name, tensor in training.module.state_dict().items()}
     training.module.load_state_dict(loaded, assign=True)
     with compressor.synced():
@@ -364,19 +371,19 @@ def replaced(rank: int, world: int) -> tuple[bool, bool]:
     )
 
 
-def test_replaced_parameters_become_the_anchors() -> None:
-    assert all(found[0] for found in processes(replaced, WORLD))
+def test_replaced_parameters_become_the_anchors(answers: Answers) -> None:
+    assert all(found[0] for found in answers["replaced"])
 
 
-def on_another_mesh(rank: int, world: int, folder: str) -> tuple[bool, str]:
+def on_another_mesh(folder: str) -> tuple[bool, str]:
     """Save in outer steps on a mesh of two replicas, and load on one of four; return whether training goes on."""
     compressor = apart()
-    training = Training(sharded(mesh_of(2)), ADAMW, compressor)
+    training = Training(sharded(mesh_of(2)), SGD, compressor)
     training.steps(EVERY + 2)
     gravac.checkpoint.save(folder, compressor)
     compressor.close()
     compressor = apart()
-    training = Training(sharded(mesh_of(4)), ADAMW, compressor)
+    training = Training(sharded(mesh_of(4)), SGD, compressor)
     gravac.checkpoint.load(folder, compressor)
     training.steps(2 * EVERY)
     outer: Any = compressor.outer
@@ -385,5 +392,22 @@ def on_another_mesh(rank: int, world: int, folder: str) -> tuple[bool, str]:
     return found
 
 
-def test_on_another_mesh_outer_steps_begin_anew(tmp_path: Path) -> None:
-    assert processes(on_another_mesh, WORLD, str(tmp_path / "gravac")) == [(True, "outer")] * WORLD
+def test_on_another_mesh_outer_steps_begin_anew(answers: Answers) -> None:
+    assert answers["on another mesh"] == [(True, "outer")] * WORLD
+
+
+def questions(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Answer four of the questions above."""
+    return {
+        "evaluated": evaluated(),
+        "resumed": resumed(f"{folder}/resumed"),
+        "replaced": replaced(),
+        "on another mesh": on_another_mesh(f"{folder}/another mesh"),
+    }
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Each rank's answers to these questions, from one start of ranks."""
+    of_ranks = processes(questions, WORLD, str(tmp_path_factory.mktemp("answers")))
+    return {name: [of_rank[name] for of_rank in of_ranks] for name in of_ranks[0]}

@@ -4,6 +4,7 @@
 
 import math
 import traceback
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,9 +22,13 @@ from tests.ranks import processes
 
 WORLD = 4
 
+Answers = dict[str, list[Any]]
+"""What each rank returned, by question."""
+
 WIDTH, ROWS, MICRO_BATCHES = 33, 16, 4
 
-STEPS = 8
+STEPS = 7
+"""Steps of a training: 7 include a check that replicas are equal."""
 
 
 def mesh_of(stages: int) -> DeviceMesh:
@@ -121,12 +126,19 @@ CASES: dict[str, tuple[str, Any, bool]] = {
 """How a stage is wrapped, its schedule, and whether it is given shapes."""
 
 
+@cache
+def native(how: str, kind: Any, is_static: bool) -> tuple[list[float], list[torch.Tensor]]:
+    """Train natively, once for all comparisons of this process; return losses and weights."""
+    losses, weights, _, _ = trained(how, kind, None, is_static)
+    return losses, weights
+
+
 def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, tuple[bool, bool, int]]:
     """Train natively and with dense gradients by gravac; compare weights and losses, and count steps."""
     found = {}
     for name in names:
         how, kind, is_static = CASES[name]
-        losses, weights, _, _ = trained(how, kind, None, is_static)
+        losses, weights = native(how, kind, is_static)
         dense = AdaptiveCompressor(controller=Static(cf=1), native=False)
         our_losses, our_weights, steps, _ = trained(how, kind, dense, is_static)
         dense.close()
@@ -138,17 +150,19 @@ OFTEN = ("DDP, GPipe", "DDP, 1F1B", "replicate, GPipe")
 """Cases that run with all tests; ``make test-all`` runs the others, too."""
 
 
-@pytest.mark.parametrize(
-    "names",
-    [OFTEN, pytest.param(tuple(name for name in CASES if name not in OFTEN), marks=pytest.mark.long)],
-    ids=["often", "others"],
-)
-def test_dense_it_trains_as_torch_does_and_counts_a_step_for_each_of_the_schedule(names: tuple[str, ...]) -> None:
+def test_dense_it_trains_as_torch_does_and_counts_a_step_for_each_of_the_schedule(answers: Answers) -> None:
+    for found in answers["both_ways"]:
+        assert found == dict.fromkeys(OFTEN, (True, True, STEPS))
+
+
+@pytest.mark.long
+def test_dense_it_trains_as_torch_does_in_the_other_cases() -> None:
+    names = tuple(name for name in CASES if name not in OFTEN)
     for found in processes(both_ways, WORLD, names):
         assert found == dict.fromkeys(names, (True, True, STEPS))
 
 
-def compressed(rank: int, world: int) -> dict[str, tuple[Any, ...]]:
+def compressed() -> dict[str, tuple[Any, ...]]:
     """Train compressed, each stage deciding by itself; return losses, weights, CFs of decisions, and wire ratio."""
     found = {}
     for how in ("DDP", "HSDP"):
@@ -160,8 +174,8 @@ def compressed(rank: int, world: int) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def test_compressed_the_ranks_of_a_stage_stay_equal_and_decide_alike() -> None:
-    ranks = processes(compressed, WORLD)
+def test_compressed_the_ranks_of_a_stage_stay_equal_and_decide_alike(answers: Answers) -> None:
+    ranks = answers["compressed"]
     for how in ("DDP", "HSDP"):
         for rank in range(WORLD):
             losses, weights, steps, cfs, wire_ratio = ranks[rank][how]
@@ -172,26 +186,42 @@ def test_compressed_the_ranks_of_a_stage_stay_equal_and_decide_alike() -> None:
             assert math.isfinite(sum(losses))
 
 
-def changed_modes(rank: int, world: int) -> tuple[int, bool, list[str]]:
+def changed_modes() -> tuple[int, bool, list[str]]:
     """Let a script change between gravac's hook and DDP's own exchange; compare with native training.
 
     Returns:
         Number of counted steps, whether weights are those of native training, and the modes that began.
     """
-    _, native, _, _ = trained("DDP", ScheduleGPipe, None)
+    _, expected = native("DDP", ScheduleGPipe, True)
     scripted = Scripted(script=script((0, NATIVE), (2, DENSE), (4, NATIVE)), watch=2)
     _, weights, steps, compressor = trained("DDP", ScheduleGPipe, AdaptiveCompressor(controller=scripted))
     modes = [change.after for change in compressor.changes]
     compressor.detach()
     compressor.close()
-    return steps, same(weights, native), modes
+    return steps, same(weights, expected), modes
 
 
-def test_native_steps_are_counted_too() -> None:
-    for steps, is_same, modes in processes(changed_modes, WORLD):
+def test_native_steps_are_counted_too(answers: Answers) -> None:
+    for steps, is_same, modes in answers["changed_modes"]:
         assert is_same
         assert modes == ["hook", "native"]
         assert STEPS - 3 <= steps <= STEPS  # a stretch of native steps counts when it ends
+
+
+def questions(rank: int, world: int) -> dict[str, Any]:
+    """Answer the questions above about four ranks, by their functions' names."""
+    return {
+        "both_ways": both_ways(rank, world, OFTEN),
+        "compressed": compressed(),
+        "changed_modes": changed_modes(),
+    }
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    """Each rank's answers to these questions, from one start of ranks."""
+    of_ranks = processes(questions, WORLD)
+    return {name: [of_rank[name] for of_rank in of_ranks] for name in of_ranks[0]}
 
 
 def message_of(

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that people train with, on replicas of two shards each: as ``tests/modes/test_programs.py``."""
+"""Programs that people train with, on two replicas by FSDP2: as ``tests/modes/test_programs.py``.
+
+A replica is on one rank, or on two with ``make test-all``.
+"""
 
 from typing import Any
 
@@ -12,12 +15,14 @@ from torch.distributed.tensor import DTensor
 from gravac import AdaptiveCompressor
 from tests.hsdp.test_outer import same_over_replicas
 from tests.hsdp.training import WIDTH, mesh_of, sharded, shards_of
-from tests.modes.scripted import APART, DENSE, HOOK, script
+from tests.modes.scripted import APART, DENSE, HOOK, Entry, script
 from tests.modes.test_switch import compressor_of
 from tests.ranks import processes
 
-WORLD = 4
-STEPS = 24
+STEPS = 11
+
+OUTER: Entry = (*APART[:-1], 3)
+"""Outer steps, in rounds of three."""
 
 
 class Answer:
@@ -36,6 +41,11 @@ class Answering(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> Answer:
         return Answer(self.inner(x))
+
+
+def replica() -> int:
+    """Return the number of this rank's replica."""
+    return mesh_of(2)["replicate"].get_local_rank()
 
 
 class Program:
@@ -61,20 +71,20 @@ class Program:
         x = torch.randn(8, WIDTH, generator=self.chance)
         if self.name == "frozen":
             for name, parameter in self.module.named_parameters():
-                parameter.requires_grad_(name.startswith("2.") or not 5 <= step < 15)
-        if self.name == "new optimizer" and step == 12:
+                parameter.requires_grad_(name.startswith("1.") or not 4 <= step < 8)
+        if self.name == "new optimizer" and step == 7:
             self.optimizer = torch.optim.RMSprop(self.module.parameters(), lr=1e-3, momentum=0.9)
         if self.name == "adversarial":
-            for _ in range(2 + dist.get_rank() // 2):
+            for _ in range(2 + replica()):
                 x = x.detach().requires_grad_()
                 (gradient,) = torch.autograd.grad(self.loss(x), x)
                 x = (x + 0.01 * gradient.sign()).detach()
         loss = self.loss(x)
-        if self.name == "looks in between" and step % 3 == 0:
+        if self.name == "looks in between" and step % 2 == 0:
             with torch.no_grad():
                 self.module(x)
         if self.name == "scaler skips":
-            spoilt = dist.get_rank() >= 2 and step in (3, 7, 8)  # on one replica
+            spoilt = replica() == 1 and step in (1, 3, 4)
             self.scaler.scale(loss * (float("inf") if spoilt else 1.0)).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -82,7 +92,7 @@ class Program:
             loss.backward()
             self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.name == "swaps weights" and step % 7 == 6:
+        if self.name == "swaps weights" and step % 4 == 3:
             self.evaluate_zeros(x)
 
     def loss(self, x: torch.Tensor) -> torch.Tensor:
@@ -128,24 +138,29 @@ def trained(rank: int, world: int, plan: Any, names: tuple[str, ...]) -> dict[st
 NAMES = "", "frozen", "new optimizer", "adversarial", "looks in between", "scaler skips", "swaps weights"
 
 
-def test_programs_in_outer_steps_count_alike_and_train_as_if_nobody_had_looked() -> None:
-    ranks = processes(trained, WORLD, script((0, APART)), NAMES)
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_programs_in_outer_steps_count_alike_and_train_as_if_nobody_had_looked(world: int) -> None:
+    ranks = processes(trained, world, script((0, OUTER)), NAMES)
     for results in ranks:
         _, _, _, undisturbed = results[""]
         for name, (counts, _, right, shards) in results.items():
-            assert counts == (4, STEPS), name
-            assert all(right) and len(right) == (3 if name == "swaps weights" else 0), name
+            assert counts == (3, STEPS), name
+            assert all(right) and len(right) == (2 if name == "swaps weights" else 0), name
             if name in ("looks in between", "swaps weights"):
                 assert all(torch.equal(shard, undisturbed[key]) for key, shard in shards.items()), name
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [((0, HOOK),), pytest.param(((0, APART), (12, DENSE)), marks=pytest.mark.long)],
-    ids=["hook", "outer, then hook"],
+    ("plan", "world"),
+    [
+        (((0, HOOK),), 2),
+        pytest.param(((0, HOOK),), 4, marks=pytest.mark.long),
+        pytest.param(((0, OUTER), (5, DENSE)), 4, marks=pytest.mark.long),
+    ],
+    ids=["hook-2", "hook-4", "outer, then hook-4"],
 )
-def test_programs_in_the_hook_have_equal_replicas(plan: tuple[Any, ...]) -> None:
-    ranks = processes(trained, WORLD, script(*plan), NAMES)
+def test_programs_in_the_hook_have_equal_replicas(plan: tuple[Any, ...], world: int) -> None:
+    ranks = processes(trained, world, script(*plan), NAMES)
     for results in ranks:
         assert all(counts is None and equal for counts, equal, _, _ in results.values()), {
             name: (counts, equal) for name, (counts, equal, _, _) in results.items()

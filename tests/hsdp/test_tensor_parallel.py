@@ -21,6 +21,9 @@ from tests.ranks import processes
 
 WORLD = 4
 
+Answers = dict[str, list[Any]]
+"""What each rank returned, by question."""
+
 WIDTH = 32
 
 EVEN, UNEVEN = 36, 35
@@ -76,7 +79,7 @@ def train(
     return seen
 
 
-def trained(compressor: AdaptiveCompressor | None, hidden: int, steps: int = 12) -> tuple[dict[str, torch.Tensor], Any]:
+def trained(compressor: AdaptiveCompressor | None, hidden: int, steps: int) -> tuple[dict[str, torch.Tensor], Any]:
     """Train with DDP, natively or with a compressor.
 
     Returns:
@@ -97,38 +100,40 @@ def trained(compressor: AdaptiveCompressor | None, hidden: int, steps: int = 12)
     return {name: parameter.detach().clone() for name, parameter in parameters.items()}, numbers
 
 
-def both_ways(rank: int, world: int) -> dict[int, tuple[list[str], int]]:
+def both_ways() -> dict[int, tuple[list[str], int]]:
     """Train natively and with dense gradients by gravac; return the parameters that differ, and counted steps."""
     found = {}
     for hidden in (EVEN, UNEVEN):
-        native, _ = trained(None, hidden)
-        ours, numbers = trained(AdaptiveCompressor(controller=Static(cf=1), native=False), hidden)
+        native, _ = trained(None, hidden, 7)
+        ours, numbers = trained(AdaptiveCompressor(controller=Static(cf=1), native=False), hidden, 7)
         found[hidden] = [name for name in native if not torch.equal(native[name], ours[name])], numbers[2]
     return found
 
 
-def test_dense_it_trains_as_ddp_does_with_even_and_uneven_shards() -> None:
-    for found in processes(both_ways, WORLD):
-        assert found == {EVEN: ([], 12), UNEVEN: ([], 12)}
+def test_dense_it_trains_as_ddp_does_with_even_and_uneven_shards(answers: Answers) -> None:
+    for found in answers["both_ways"]:
+        assert found == {EVEN: ([], 7), UNEVEN: ([], 7)}
 
 
-METHODS: dict[str, Any] = {
-    "4 bits": lambda: AdaptiveCompressor("quantize", controller=Static(cf=8), native=False, dense_below=BETWEEN_SHARDS),
-    "low rank": lambda: AdaptiveCompressor("powersgd", controller=Static(cf=8), native=False, dense_below=64),
-    "accordion": lambda: AdaptiveCompressor(
-        "topk", (2, 20), controller=Accordion(every=3), native=False, dense_below=BETWEEN_SHARDS
-    ),
-    "gravac": lambda: AdaptiveCompressor(
-        "topk", (5, 20), controller="gravac", window=2, native=False, dense_below=BETWEEN_SHARDS
-    ),
-    "as it comes": lambda: AdaptiveCompressor(native=False, dense_below=BETWEEN_SHARDS),
+METHODS: dict[str, tuple[dict[str, Any], int]] = {
+    "4 bits": ({"base": "quantize", "controller": Static(cf=8)}, 5),
+    "low rank": ({"base": "powersgd", "controller": Static(cf=8), "dense_below": 64}, 5),
+    "accordion": ({"base": "topk", "cf_range": (2, 20), "controller": Accordion(every=3)}, 7),
+    "gravac": ({"base": "topk", "cf_range": (5, 20), "controller": "gravac", "window": 2}, 9),
+    "as it comes": ({}, 10),
 }
-"""Ways to compress; some send the larger of two uneven shards dense, if each rank decides by its own."""
+"""Settings of ways to compress, and steps in which each decides twice, if it decides at all.
+
+With ``BETWEEN_SHARDS``, some send the larger of two uneven shards dense, if each rank decides by its own.
+"""
 
 
 def compressed(rank: int, world: int) -> dict[str, Any]:
     """Train with each method, with uneven shards."""
-    return {name: trained(make(), UNEVEN) for name, make in METHODS.items()}
+    return {
+        name: trained(AdaptiveCompressor(**{"native": False, "dense_below": BETWEEN_SHARDS, **settings}), UNEVEN, steps)
+        for name, (settings, steps) in METHODS.items()
+    }
 
 
 def test_compressed_uneven_shards_stay_one_model_and_all_ranks_decide_alike() -> None:
@@ -142,39 +147,41 @@ def test_compressed_uneven_shards_stay_one_model_and_all_ranks_decide_alike() ->
                 assert torch.equal(weights[key], other_shard[key]), (name, key)
             assert weights["up.weight"].shape[0] == (18, 17)[rank % 2]
             assert numbers == ranks[0][name][1], name
+    cfs, *_ = ranks[0]["gravac"][1]
+    assert len(set(cfs)) > 1
 
 
-def changed_modes(rank: int, world: int) -> tuple[list[str], list[str], int]:
+def changed_modes() -> tuple[list[str], list[str], int]:
     """Let a script change between gravac's hook and DDP's own exchange, and detach; compare with native training.
 
     Returns:
         Modes that began, parameters that differ from those of native training, and steps that the engine counted.
     """
-    native, _ = trained(None, UNEVEN, 20)
+    native, _ = trained(None, UNEVEN, 12)
     mesh = mesh_of_four()
     module = wrapped(mesh, UNEVEN)
     parameters = dict(module.module.named_parameters())
     optimizer = torch.optim.SGD(parameters.values(), lr=0.1)
     compressor = AdaptiveCompressor(
-        controller=Scripted(script=script((0, DENSE), (3, NATIVE), (9, DENSE)), watch=3), sixteen_bit=False
+        controller=Scripted(script=script((0, DENSE), (2, NATIVE), (5, DENSE)), watch=2), sixteen_bit=False
     )
     compressor.attach(module, optimizer, agree_group=dist.group.WORLD)
-    train(mesh, module, optimizer, range(16))
+    train(mesh, module, optimizer, range(10))
     modes = [change.after for change in compressor.changes]
     compressor.detach()
-    train(mesh, module, optimizer, range(16, 20))
+    train(mesh, module, optimizer, range(10, 12))
     differing = [name for name, parameter in parameters.items() if not torch.equal(parameter, native[name])]
     steps = compressor._engine.state.trained
     compressor.close()
     return modes, differing, steps
 
 
-def test_ddps_own_exchange_comes_back_with_all_shards() -> None:
-    for run in processes(changed_modes, WORLD):
-        assert run == (["native", "hook"], [], 16)
+def test_ddps_own_exchange_comes_back_with_all_shards(answers: Answers) -> None:
+    for run in answers["changed_modes"]:
+        assert run == (["native", "hook"], [], 10)
 
 
-def fsdp2_both_ways(rank: int, world: int) -> dict[str, tuple[list[str], int]]:
+def fsdp2_both_ways() -> dict[str, tuple[list[str], int]]:
     """Train in shards or replicated by FSDP2, natively and with dense gradients by gravac.
 
     Returns:
@@ -194,7 +201,7 @@ def fsdp2_both_ways(rank: int, world: int) -> dict[str, tuple[list[str], int]]:
             compressor = AdaptiveCompressor(controller=Static(cf=1), native=False)
             if not is_native:
                 compressor.attach(module, optimizer)
-            train(mesh, module, optimizer, range(5))
+            train(mesh, module, optimizer, range(3))
             compressor._engine.drain()
             runs.append(shards_of(module))
             steps = compressor._engine.state.trained
@@ -204,9 +211,43 @@ def fsdp2_both_ways(rank: int, world: int) -> dict[str, tuple[list[str], int]]:
     return found
 
 
-def test_with_fsdp2_every_shard_of_tensor_parallelism_is_averaged() -> None:
-    for found in processes(fsdp2_both_ways, WORLD):
-        assert found == {"HSDP": ([], 5), "replicate": ([], 5)}
+def test_with_fsdp2_every_shard_of_tensor_parallelism_is_averaged(answers: Answers) -> None:
+    for found in answers["fsdp2_both_ways"]:
+        assert found == {"HSDP": ([], 3), "replicate": ([], 3)}
+
+
+def fsdp2_compressed() -> tuple[torch.Tensor, list[float], list[str]]:
+    """Train in shards by FSDP2, compressed; return the embedding, CFs and candidates."""
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "shard", "tp"))
+    module = fully_shard(in_shards(mesh, EVEN), mesh=mesh["dp", "shard"])
+    compressor = AdaptiveCompressor("topk", (5, 20), controller="gravac", window=2, native=False, dense_below=64)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    compressor.attach(module, optimizer)
+    cfs = train(mesh, module, optimizer, range(9), lambda: compressor.cf)
+    embedding = module.embedding.weight.full_tensor().detach().clone()
+    candidates = [str(candidate) for candidate in compressor._engine.deciding.candidates]
+    compressor.close()
+    return embedding, cfs, candidates
+
+
+def test_with_fsdp2_all_ranks_decide_alike(answers: Answers) -> None:
+    ranks = answers["fsdp2_compressed"]
+    for embedding, cfs, candidates in ranks:
+        assert torch.equal(embedding, ranks[0][0])
+        assert (cfs, candidates) == ranks[0][1:]
+    assert len(set(ranks[0][1])) > 1
+
+
+def questions(rank: int, world: int) -> dict[str, Any]:
+    """Answer four of the questions above, by their functions' names."""
+    return {question.__name__: question() for question in (both_ways, changed_modes, fsdp2_both_ways, fsdp2_compressed)}
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    """Each rank's answers to these questions, from one start of ranks."""
+    of_ranks = processes(questions, WORLD)
+    return {name: [of_rank[name] for of_rank in of_ranks] for name in of_ranks[0]}
 
 
 def outer(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor]]:

@@ -83,6 +83,7 @@ def test_some_of_torchs_ddp_tests_pass_with_gravac(found: Found) -> None:
         assert row["steps"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", ["wrong mean", "never attached"])
 def test_a_broken_gravac_does_not_pass(found: Found, broken: str) -> None:
     status, rows = found[broken]

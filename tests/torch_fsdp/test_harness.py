@@ -14,6 +14,8 @@ import pytest
 
 from tests.torch_fsdp import counts, reasons
 
+pytestmark = pytest.mark.long
+
 TESTS = """
 import copy
 import torch
@@ -116,7 +118,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
     }
 
 
-@pytest.mark.long
 def test_tests_with_replicas_pass_natively_and_with_gravac(records: dict[str, Record]) -> None:
     by_method = {row["test"].split("::")[-1]: row for row in records["whole"][1] if "test" in row}
     for method, steps in (("test_hsdp", 3), ("test_replicate", 1)):
