@@ -447,9 +447,10 @@ def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, de
     assert taken * max(map(goodput, forecasts)) <= 1.02 * progress
 
 
-@pytest.mark.parametrize("dense", [0.6, 3.0, 20.0], ids="{:g}s".format)
-@pytest.mark.parametrize("delay", [0, 5])
-@pytest.mark.parametrize("evaluated_every", [150, 200, 333])
+@pytest.mark.parametrize(
+    ("dense", "delay", "evaluated_every"),
+    [(0.6, 0, 150), (0.6, 5, 333), (3.0, 0, 333), (3.0, 5, 200), (20.0, 0, 200), (20.0, 5, 150)],
+)
 def test_evaluations_within_rounds_are_not_taken_for_a_change(dense: float, delay: int, evaluated_every: int) -> None:
     """One of two ranks evaluates for 9 s now and then, and the other rank waits for it in its next exchange."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)

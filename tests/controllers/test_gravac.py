@@ -6,7 +6,7 @@ import functools
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gravac.candidate import DENSE, Candidate
@@ -582,6 +582,7 @@ def test_nothing_but_16_bit_is_16_bit_for_good() -> None:
 
 
 @given(dense_s=st.floats(0.01, 1.0), slower=st.floats(1.05, 3.0), gain=st.floats(0.05, 1.0), window=st.integers(6, 30))
+@settings(max_examples=settings().max_examples // 3)  # an example is a run of 1 000 steps
 def test_where_compression_is_slower_it_takes_few_steps(
     dense_s: float, slower: float, gain: float, window: int
 ) -> None:

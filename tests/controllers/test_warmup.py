@@ -20,7 +20,7 @@ FLAT = Script(lambda cf, step: 0.25, lambda cf, step: 0.1)
 
 @pytest.mark.parametrize(
     "controller",
-    [Warmup(), Warmup(every=30), Warmup(every=1, window=1), Warmup(cf=10, every=7), Warmup(cf=1), Warmup(first=1.5)],
+    [Warmup(first=1.5), Warmup(every=1, window=1), Warmup(cf=10, every=7), Warmup(cf=1)],
     ids=str,
 )
 def test_obeys(controller: Warmup) -> None:
