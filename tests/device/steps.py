@@ -18,7 +18,7 @@ from tests.device.counting import DEVICE, Counting, counting
 from tests.device.idle import Idle
 from tests.device.storages import Storages
 
-WARM = 4
+WARM = 3
 """Steps before those that are counted: tables are made in the first, measurements travel from the third on."""
 
 

@@ -8,10 +8,10 @@ an operator takes within itself (a sort, a QR) is not seen, nor how an allocator
 
 from typing import Any
 
-import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from tests.device.counting import tensors_in
 
 
 class Storages(TorchDispatchMode):
@@ -51,8 +51,8 @@ class Storages(TorchDispatchMode):
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         grown = False
-        for one in tree_leaves(made):
-            if isinstance(one, torch.Tensor) and one.device.type == self.device:
+        for one in tensors_in(made):
+            if one.device.type == self.device:
                 storage = one.untyped_storage()
                 if storage._cdata not in self._made or self._made[storage._cdata][0].expired():
                     self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())

@@ -25,6 +25,7 @@ from gravac.exchange.opening import OpenedExecutor
 from tests.device.counting import DEVICE, counting
 from tests.device.idle import Idle
 from tests.device.steps import Counted, steps
+from tests.device.test_steps import CASES
 
 SETTINGS: tuple[Compressor, ...] = (
     *(artopk(choose=choose) for choose in ("star", "var")),
@@ -49,11 +50,18 @@ def cf_of(compressor: Compressor) -> float:
 
 EVERY: tuple[Compressor, ...] = (*COMPRESSORS.values(), *SETTINGS)
 
+IN_WHOLE_STEPS = {(base, world) for base, _, world in CASES}
+"""Those of which ``tests.device.test_steps`` finds that nothing makes the host wait, and that they say so."""
+
 
 @pytest.mark.parametrize(
     ("compressor", "world"),
-    # between two ranks quantizers go another way
-    [*((one, 8) for one in EVERY), *((one, 2) for one in EVERY if one.name in ("quantize", "ladder"))],
+    [
+        (one, world)
+        for one in dict.fromkeys(EVERY)
+        for world in ((8, 2) if one.name in ("quantize", "ladder") else (8,))  # between two ranks they go another way
+        if (one, world) not in IN_WHOLE_STEPS
+    ],
     ids=repr,
 )
 def test_a_compressor_says_whether_the_host_waits(compressor: Compressor, world: int) -> None:

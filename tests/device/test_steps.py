@@ -21,6 +21,12 @@ BASES: tuple[tuple[Compressor, float], ...] = (
     *((quantize(bits), 32.0 / bits) for bits in (8, 2, 1)),
 )
 
+CASES: tuple[tuple[Compressor, float, int], ...] = (
+    *((*base, 8) for base in BASES),
+    *((*base, 2) for base in BASES if base[0].name in ("quantize", "thc")),  # between two ranks they go another way
+)
+"""Compressors, compression factors and numbers of ranks."""
+
 
 def quiet(seen: Any, executor: Any, count: int) -> None:
     assert not seen.waits
@@ -29,20 +35,16 @@ def quiet(seen: Any, executor: Any, count: int) -> None:
     assert len(executor.carried) <= 4 * count
 
 
-@pytest.mark.parametrize(
-    ("base", "cf", "world"),
-    # between two ranks quantizers go another way
-    [*((*one, 8) for one in BASES), *((*one, 2) for one in BASES if one[0].name in ("quantize", "thc"))],
-    ids=repr,
-)
+@pytest.mark.parametrize(("base", "cf", "world"), CASES, ids=repr)
 def test_the_host_waits_for_nothing(base: Compressor, cf: float, world: int) -> None:
-    quiet(*steps(base, SHAPES, world, cf=cf, count=3), 3)
+    assert not base.host_waits
+    quiet(*steps(base, SHAPES, world, cf=cf, count=2), 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("base", [topk, quantize(2)], ids=repr)
 def test_nor_with_narrow_gradients_and_a_loss_scale(base: Compressor, dtype: torch.dtype) -> None:
-    quiet(*steps(base, SHAPES, cf=16.0, count=3, dtype=dtype, scaled=True), 3)
+    quiet(*steps(base, SHAPES, cf=16.0, count=2, dtype=dtype, scaled=True), 2)
 
 
 def test_nor_when_all_is_sent() -> None:
@@ -63,7 +65,8 @@ def test_nor_when_all_is_sent() -> None:
     ids=lambda one: one.name,
 )
 def test_nor_while_other_factors_are_tried(base: Compressor, controller: Controller[Any]) -> None:
-    steps(base, SHAPES, controller=controller, count=12)  # brings tables to the device, once
+    if base is ladder:
+        steps(base, SHAPES, controller=controller, count=12)  # brings tables to the device, once
     quiet(*steps(base, SHAPES, controller=controller, count=12), 12)
 
 
