@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small model, its data, and N ranks in memory that train it with outer steps."""
 
+import io
 import itertools
 from collections.abc import Sequence
 from functools import partial
@@ -9,17 +10,24 @@ from typing import Any
 
 import torch
 
-from gravac import Static, dense
+from gravac import Static, dense, quantize
 from gravac.exchange.lockstep import Lockstep
 from tests.outer.by_hand import OuterByHand
 
 SGD = partial(torch.optim.SGD, lr=0.05)
+MOMENTUM = partial(torch.optim.SGD, lr=0.7, momentum=0.6, nesterov=True)
+FOUR_BITS: dict[str, Any] = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
 
 
 def network() -> torch.nn.Module:
     torch.manual_seed(0)
     layers = torch.nn.Linear(48, 32), torch.nn.Tanh(), torch.nn.Linear(32, 40), torch.nn.Linear(40, 8)
     return torch.nn.Sequential(*layers)
+
+
+def with_statistics() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(48, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 8))
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,3 +166,16 @@ def _left(outer: OuterByHand) -> int:
 
 def equal(tensors: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(tensors[0], one) for one in tensors)
+
+
+def finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as a file gives it back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    read: dict[str, Any] = torch.load(file, weights_only=True)
+    return read

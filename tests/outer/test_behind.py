@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gravac import Goodput, quantize
@@ -23,8 +23,10 @@ from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.candidates import delays, delays_by_candidate, delays_if_continued, with_outer_candidates
-from tests.outer.ranks import Ranks, averaged, equal
-from tests.outer.test_outer import MOMENTUM, saved
+from tests.outer.ranks import MOMENTUM, Ranks, averaged, equal, saved
+
+FEW = settings(max_examples=settings().max_examples // 3)
+"""For what trains in every example."""
 
 
 class Wanders:
@@ -81,6 +83,7 @@ def wandering(seed: int, **settings: Any) -> dict[str, Any]:
     fragments=st.integers(1, 3),
     mixing=st.sampled_from([None, 0.5]),
 )
+@FEW
 def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, fragments: int, mixing: float | None) -> None:
     trained = Ranks(ranks, outer=MOMENTUM, **wandering(seed, fragments=fragments, mixing=mixing)).train(40)
     assert equal(trained.anchors)
@@ -91,6 +94,7 @@ def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, fragments: int
 
 
 @given(seed=st.integers(1, 10**6), fragments=st.integers(1, 3))
+@FEW
 def test_nothing_is_lost_of_what_is_learned_meanwhile(seed: int, fragments: int) -> None:
     """One rank's anchor, at rate 1, goes to where it was: then nothing happens but training."""
     alone = Ranks(1, **wandering(seed, fragments=fragments, mixing=None, base="dense", cf_range=(1, 2))).train(30)
@@ -98,12 +102,13 @@ def test_nothing_is_lost_of_what_is_learned_meanwhile(seed: int, fragments: int)
 
 
 @given(seed=st.integers(1, 10**6), at=st.integers(6, 25))
+@FEW
 def test_a_run_taken_up_is_the_run_that_went_on(seed: int, at: int) -> None:
-    settings = wandering(seed, outer=MOMENTUM)
-    whole = Ranks(2, **settings).train(at)
+    wanders = wandering(seed, outer=MOMENTUM)
+    whole = Ranks(2, **wanders).train(at)
     states = [saved(outer.state_dict()) for outer in whole.outer]
     whole.train(15)
-    again = Ranks(2, **settings)
+    again = Ranks(2, **wanders)
     for outer, state in zip(again.outer, states, strict=True):
         outer.load_state_dict(state)
     again.made = at

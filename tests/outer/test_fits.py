@@ -12,8 +12,7 @@ import torch
 from gravac import Static, dense
 from gravac.sources.weights import broadcast_weights
 from tests.outer.by_hand import OuterByHand
-from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
-from tests.outer.test_outer import saved
+from tests.outer.ranks import SGD, Ranks, equal, inner_step, network, saved
 from tests.ranks import processes
 
 GUARD = 7.0

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NaN or an infinity on one rank: no anchor takes it, the rank starts again, all ranks train on, or all raise."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,8 +15,7 @@ import torch
 from gravac import Goodput, Static, dense, topk
 from gravac.engine.agreement import gain
 from gravac.modes.outer.not_finite import NotFiniteError
-from tests.outer.ranks import Ranks, equal, network
-from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved
+from tests.outer.ranks import FOUR_BITS, MOMENTUM, Ranks, equal, finite, inner_step, network, saved
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 SGD_MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -92,24 +92,26 @@ def same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> boo
     )
 
 
-def finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+LEAVE_ANCHORS: list[dict[str, Any]] = [
+    DENSE,
+    FOUR_BITS,
+    TOP_K,
+    {**TOP_K, "make": batch_norm},
+    {**FOUR_BITS, "anchor_dtype": "bfloat16", "offload": True},
+    {**DENSE, "make": batch_norm},
+    {**TOP_K, "residual_dtype": "bfloat16"},
+    {**TOP_K, "anchor_dtype": "bfloat16"},
+    {**TOP_K, "offload": True},
+    {**TOP_K, "samples": 4},
+]
 
 
-@pytest.mark.parametrize("host_looks", [True, False])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "host_looks"),
     [
-        DENSE,
-        FOUR_BITS,
-        TOP_K,
-        {**TOP_K, "make": batch_norm},
-        {**DENSE, "make": batch_norm},
-        {**TOP_K, "residual_dtype": "bfloat16"},
-        {**TOP_K, "anchor_dtype": "bfloat16"},
-        {**FOUR_BITS, "anchor_dtype": "bfloat16", "offload": True},
-        {**TOP_K, "offload": True},
-        {**TOP_K, "samples": 4},
+        *((settings, False) for settings in LEAVE_ANCHORS),
+        *((settings, True) for settings in LEAVE_ANCHORS[:5]),
+        *(pytest.param(settings, True, marks=pytest.mark.long) for settings in LEAVE_ANCHORS[5:]),
     ],
 )
 def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any], host_looks: bool) -> None:
@@ -123,7 +125,7 @@ def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any],
     for rank in range(3):
         assert same(before[rank], known(ranks, rank)), rank
     lost = 1 if host_looks else 2  # rounds until the host has seen it
-    ranks.train(3 * 6)
+    ranks.train(3 * 4)
     assert [outer.skipped for outer in ranks.outer] == [lost] * 3
     assert equal(ranks.anchors)
     assert all(map(finite, [*ranks.anchors, *ranks.weights]))
@@ -131,19 +133,27 @@ def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any],
 
 
 @pytest.mark.parametrize("host_looks", [True, False])
-@pytest.mark.parametrize("mixing", [None, 0.0, 0.5])
-@pytest.mark.parametrize("inner", [ADAMW, SGD_MOMENTUM])
-def test_fragments_and_delays_heal_too(inner: Any, mixing: float | None, host_looks: bool) -> None:
-    for fragments, delay, every in ((1, 2, 4), (3, 0, 4), (3, 2, 4), (2, 3, 3)):
-        when = {"fragments": fragments, "delay": delay, "every": every, "mixing": mixing, "inner": inner}
+@pytest.mark.parametrize(("fragments", "delay", "every"), [(1, 2, 4), (3, 0, 4), (3, 2, 4), (2, 3, 3)])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [(8, None, ADAMW), (10, 0.5, SGD_MOMENTUM), (10, 0.0, ADAMW)],
+        pytest.param([*itertools.product((8, 10), (None, 0.0, 0.5), (ADAMW, SGD_MOMENTUM))], marks=pytest.mark.long),
+    ],
+    ids=len,
+)
+def test_fragments_and_delays_heal_too(
+    cases: list[tuple[int, float | None, Any]], fragments: int, delay: int, every: int, host_looks: bool
+) -> None:
+    for at, mixing, inner in cases:
         if mixing == 0 and delay == every:
             continue  # whatever a rank learns is overwritten just before it leaves
-        for at in (8, 10):
-            ranks = Hurting(2, nan_gradient(at), host_looks=host_looks, outer=MOMENTUM, **when, **FOUR_BITS).train(32)
-            assert 1 <= ranks.outer[0].skipped == ranks.outer[1].skipped <= 2 * fragments
-            assert equal(ranks.anchors)
-            assert all(map(finite, [*ranks.anchors, *ranks.weights])), (when, at)
-            assert ranks.warned
+        when = {"fragments": fragments, "delay": delay, "every": every, "mixing": mixing, "inner": inner}
+        ranks = Hurting(2, nan_gradient(at), host_looks=host_looks, outer=MOMENTUM, **when, **FOUR_BITS).train(32)
+        assert 1 <= ranks.outer[0].skipped == ranks.outer[1].skipped <= 2 * fragments
+        assert equal(ranks.anchors)
+        assert all(map(finite, [*ranks.anchors, *ranks.weights])), (when, at)
+        assert ranks.warned
 
 
 def test_each_fragment_has_its_own_verdict() -> None:
@@ -305,8 +315,6 @@ def test_three_refused_rounds_on_end_raise_on_all_ranks_and_the_anchor_is_good(
 
 def raising_steps(ranks: Hurting) -> Iterator[Callable[[], None]]:
     """The halves of a step of each rank, in the order in which ranks in memory make them."""
-    from tests.outer.ranks import inner_step
-
     for rank, outer in enumerate(ranks.outer):
         inner_step(ranks.modules[rank], ranks.inner[rank], ranks.made, rank)
         ranks.before_leaving(rank)

@@ -28,15 +28,27 @@ def outer_of(module: torch.nn.Module, base: Compressor, cf: float, **settings: A
     return OuterByHand(module, inner, base=base, controller=Static(cf=cf), **{**plain, **settings})
 
 
-@pytest.mark.parametrize(("base", "cf"), BASES, ids=lambda one: getattr(one, "name", ""))
-@pytest.mark.parametrize("settings", [{}, {"fragments": 2}, {"delay": 2}, {"anchor_dtype": "bfloat16"}])
-def test_the_host_waits_for_no_verdict(base: Compressor, cf: float, settings: dict[str, Any]) -> None:
+DENSE, FOUR_BITS, TENTH = BASES
+SETTINGS: list[dict[str, Any]] = [{}, {"fragments": 2}, {"delay": 2}, {"anchor_dtype": "bfloat16"}]
+
+
+@pytest.mark.parametrize(
+    ("base", "settings"),
+    [
+        *zip((DENSE, FOUR_BITS, TENTH, FOUR_BITS), SETTINGS, strict=True),
+        (TENTH, {"fragments": 2, "delay": 2, "anchor_dtype": "bfloat16"}),
+        *(pytest.param(base, settings, marks=pytest.mark.long) for base in BASES for settings in SETTINGS),
+    ],
+    ids=str,
+)
+def test_the_host_waits_for_no_verdict(base: tuple[Compressor, float], settings: dict[str, Any]) -> None:
+    compressor, cf = base
     with counting() as seen:
         module = torch.nn.ParameterList([torch.empty(64, 64, device=DEVICE) for _ in range(4)])
         executor = Counted(seen, 2)
-        outer = outer_of(module, base, cf, executor=executor, **settings)
-        for step in range(7 * EVERY):
-            if step == 6 * EVERY:
+        outer = outer_of(module, compressor, cf, executor=executor, **settings)
+        for step in range(5 * EVERY):
+            if step == 4 * EVERY:
                 executor.host_waits = 0
                 seen.waits.clear()
                 seen.copies.clear()
@@ -47,8 +59,10 @@ def test_the_host_waits_for_no_verdict(base: Compressor, cf: float, settings: di
 
 
 @pytest.mark.filterwarnings("ignore:gravac. round")
-@pytest.mark.parametrize("fragments", [1, 2])
-@pytest.mark.parametrize("spoilt", [False, True])
+@pytest.mark.parametrize(
+    ("fragments", "spoilt"),
+    [(1, True), (2, False), *(pytest.param(*case, marks=pytest.mark.long) for case in [(1, False), (2, True)])],
+)
 def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(fragments: int, spoilt: bool) -> None:
     device = FakeDevice()
     read, read_verdicts = [0], Rounds._read_flags

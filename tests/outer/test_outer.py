@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outer steps of ranks in memory: what they come to, when exchanged, saved or taken up by other ranks."""
 
-import io
 import itertools
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gravac import (
@@ -19,7 +18,6 @@ from gravac import (
     SettingsError,
     Static,
     merge_states,
-    quantize,
     topk,
 )
 from gravac.candidate import Candidate, Forecast
@@ -28,10 +26,22 @@ from gravac.modes.outer.candidates import outer_efficiency
 from gravac.modes.outer.rounds import sending_steps
 from gravac.modes.outer.sgd import OuterSGD
 from tests.outer.by_hand import OuterByHand
-from tests.outer.ranks import SGD, Ranks, averaged, equal, flat, inner_step, network
+from tests.outer.ranks import (
+    FOUR_BITS,
+    MOMENTUM,
+    SGD,
+    Ranks,
+    averaged,
+    equal,
+    flat,
+    inner_step,
+    network,
+    saved,
+    with_statistics,
+)
 
-FOUR_BITS: dict[str, Any] = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
-MOMENTUM = partial(torch.optim.SGD, lr=0.7, momentum=0.6, nesterov=True)
+FEW = settings(max_examples=settings().max_examples // 3)
+"""For what trains in every example."""
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -52,6 +62,9 @@ def test_an_outer_step_of_rate_1_goes_to_the_mean_of_the_ranks_weights() -> None
         torch.testing.assert_close(weights, mean)
 
 
+@example(ranks=3, every=4, fragments=3, delay=2, mixing=0.5)
+@example(ranks=2, every=3, fragments=1, delay=5, mixing=None)
+@example(ranks=2, every=5, fragments=4, delay=5, mixing=0.0)
 @given(
     ranks=st.integers(1, 3),
     every=st.integers(1, 7),
@@ -59,6 +72,7 @@ def test_an_outer_step_of_rate_1_goes_to_the_mean_of_the_ranks_weights() -> None
     delay=st.integers(0, 5),
     mixing=st.sampled_from([None, 0.0, 0.5]),
 )
+@FEW
 def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, fragments: int, delay: int, mixing: float) -> None:
     when = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     trained = Ranks(ranks, outer=MOMENTUM, **when, **FOUR_BITS).train(16)
@@ -141,26 +155,21 @@ def _progress(trained: Ranks, steps: int) -> torch.Tensor:
     return total
 
 
-def saved(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    read: dict[str, Any] = torch.load(file, weights_only=True)
-    return read
-
-
+@example(at=6, every=4, delay=3, inner=partial(torch.optim.AdamW, lr=1e-2))
+@example(at=5, every=2, delay=1, inner=SGD)
 @given(
     at=st.integers(1, 14),
     every=st.integers(1, 6),
     delay=st.integers(0, 3),
     inner=st.sampled_from([SGD, partial(torch.optim.AdamW, lr=1e-2)]),
 )
+@FEW
 def test_a_run_taken_up_is_the_run_that_went_on(at: int, every: int, delay: int, inner: Any) -> None:
-    settings = {"every": every, "delay": delay, "outer": MOMENTUM, "inner": inner, **FOUR_BITS}
-    whole = Ranks(2, **settings).train(at)
+    how = {"every": every, "delay": delay, "outer": MOMENTUM, "inner": inner, **FOUR_BITS}
+    whole = Ranks(2, **how).train(at)
     states = [saved(outer.state_dict()) for outer in whole.outer]
     whole.train(7)
-    again = Ranks(2, **settings)
+    again = Ranks(2, **how)
     for outer, state in zip(again.outer, states, strict=True):
         outer.load_state_dict(state)
     again.made = at
@@ -179,11 +188,6 @@ def test_another_number_of_ranks_begins_a_round_at_the_anchor(ranks: int) -> Non
         outer.load_state_dict(merged)
     assert all(torch.equal(weights, before.anchors[0]) for weights in (*after.weights, *after.anchors))
     assert equal(after.train(9).anchors)
-
-
-def with_statistics() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(48, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 8))
 
 
 def test_buffers_are_averaged_and_counters_are_not() -> None:

@@ -19,8 +19,7 @@ from gravac.engine.run_state import RunState
 from gravac.lab.links.pauses import imitated_link
 from gravac.telemetry.records import DecisionRecord
 from tests.outer.by_hand import OuterByHand
-from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
-from tests.outer.test_outer import saved
+from tests.outer.ranks import SGD, Ranks, equal, inner_step, network, saved
 from tests.ranks import processes
 
 DECIDES: dict[str, Any] = {"base": "ladder", "cf_range": (2, 1000), "every": (1, 20), "delay": "auto", "clock": 0.01}

@@ -3,26 +3,35 @@
 """Ranks of unequal speed: each one's steps and weight, by what the ranks agreed on."""
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gravac import SettingsError, Static, merge_states, quantize
+from gravac import SettingsError, merge_states
 from gravac.modes.outer.shares import EQUAL_SPEED, steps_of, weights_of
 from gravac.telemetry import page
 from gravac.telemetry.records import Record, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink
-from tests.outer.by_hand import OuterByHand
-from tests.outer.ranks import SGD, Ranks, at_speed, equal, flat, inner_step, network
-from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved, with_statistics
-from tests.ranks import processes
+from tests.outer.ranks import (
+    FOUR_BITS,
+    MOMENTUM,
+    SGD,
+    Ranks,
+    equal,
+    flat,
+    inner_step,
+    network,
+    saved,
+    with_statistics,
+)
+
+FEW = settings(max_examples=settings().max_examples // 3)
+"""For what trains in every example."""
 
 TIMES = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=8)
 
@@ -100,6 +109,8 @@ def _alone(weights: torch.Tensor, rank: int, first: int) -> torch.Tensor:
     return flat(module)
 
 
+@example(seconds=[0.1, 0.3], every=4, fragments=3, delay=2, make=with_statistics)
+@example(seconds=[0.1, 0.12, 0.55], every=6, fragments=1, delay=3, make=network)
 @given(
     seconds=st.lists(st.sampled_from([0.1, 0.12, 0.3, 0.55]), min_size=1, max_size=3),
     every=st.integers(1, 6),
@@ -107,11 +118,12 @@ def _alone(weights: torch.Tensor, rank: int, first: int) -> torch.Tensor:
     delay=st.integers(0, 3),
     make=st.sampled_from([network, with_statistics]),
 )
+@FEW
 def test_anchors_are_the_same_on_all_ranks(
     seconds: list[float], every: int, fragments: int, delay: int, make: Any
 ) -> None:
-    settings: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "outer": MOMENTUM, "make": make}
-    trained = Ranks(len(seconds), by_speed=True, **settings, **FOUR_BITS).at_speeds(seconds).train_rounds(5)
+    how: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "outer": MOMENTUM, "make": make}
+    trained = Ranks(len(seconds), by_speed=True, **how, **FOUR_BITS).at_speeds(seconds).train_rounds(5)
     for outer in trained.outer:
         outer._rounds.wait_for_exchanges()
     anchors = [{**outer._anchors, **outer._buffers.anchors}.values() for outer in trained.outer]
@@ -122,21 +134,23 @@ def test_anchors_are_the_same_on_all_ranks(
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_equally_fast_ranks_come_to_the_same_bits_as_without(delay: int) -> None:
-    settings: dict[str, Any] = {"every": 5, "fragments": 2, "delay": delay, **FOUR_BITS}
-    without = Ranks(3, **settings).train(20)
-    by_speed = Ranks(3, by_speed=True, samples=16, **settings).at_speeds([0.1, 0.105, 0.1]).train_rounds(4)
+    how: dict[str, Any] = {"every": 5, "fragments": 2, "delay": delay, **FOUR_BITS}
+    without = Ranks(3, **how).train(20)
+    by_speed = Ranks(3, by_speed=True, samples=16, **how).at_speeds([0.1, 0.105, 0.1]).train_rounds(4)
     assert all(map(torch.equal, without.weights, by_speed.weights))
     assert all(map(torch.equal, without.anchors, by_speed.anchors))
 
 
+@example(at=3, delay=2)
 @given(at=st.integers(1, 5), delay=st.integers(0, 2))
+@FEW
 def test_a_run_taken_up_is_the_run_that_went_on(at: int, delay: int) -> None:
-    settings: dict[str, Any] = {"every": 4, "delay": delay, "by_speed": True, "samples": 16, **FOUR_BITS}
-    whole = Ranks(2, **settings).at_speeds([0.1, 0.3]).train_rounds(at)
+    how: dict[str, Any] = {"every": 4, "delay": delay, "by_speed": True, "samples": 16, **FOUR_BITS}
+    whole = Ranks(2, **how).at_speeds([0.1, 0.3]).train_rounds(at)
     states = [saved(outer.state_dict()) for outer in whole.outer]
     made = [*whole.steps]
     whole.at_speeds([0.3, 0.1]).train_rounds(4)
-    again = Ranks(2, **settings).at_speeds([0.3, 0.1])
+    again = Ranks(2, **how).at_speeds([0.3, 0.1])
     again.steps = made
     for outer, state in zip(again.outer, states, strict=True):
         outer.load_state_dict(state)
@@ -166,45 +180,3 @@ def test_within_a_round_nothing_is_saved_or_synchronized() -> None:
 def test_wrong_samples_are_named() -> None:
     with pytest.raises(SettingsError, match=r"samples: .*greater than or equal to 1.*0"):
         Ranks(1, samples=0)
-
-
-def over_network(rank: int, world: int, seconds: list[float]) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """A rank that is slow by its clock, and another that is by its sleep."""
-    module = network()
-    inner = SGD(module.parameters())
-    settings: dict[str, Any] = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
-    outer = OuterByHand(module, inner, every=6, fragments=2, delay=2, by_speed=True, dense_below=0, **settings)
-    at_speed(outer, seconds[rank])
-    step = 0
-    while outer.rounds < 5:
-        inner_step(module, inner, step, rank)
-        outer.step()
-        step += 1
-        time.sleep(0.003 * (rank == 0))
-    outer.synchronize()
-    with outer.synced():
-        found = flat(module), outer.steps_of_ranks
-    outer.close()
-    return found
-
-
-def test_ranks_make_their_shares_over_a_network_whatever_is_late() -> None:
-    """Rank 0 is late at every exchange, and makes its share of the steps all the same."""
-    (first, shares), *others = processes(over_network, 3, [0.1, 0.1, 0.4])
-    assert shares == (8, 8, 2)
-    for weights, same in others:
-        assert torch.equal(first, weights)
-        assert same == shares
-
-
-def forgetful(rank: int, world: int, folder: Path) -> str:
-    module = network()
-    with pytest.raises(SettingsError) as failure:
-        OuterByHand(module, SGD(module.parameters()), every=3, samples=16 if rank else None)
-    dist.barrier()
-    return str(failure.value)
-
-
-def test_a_rank_without_samples_is_told_of_at_once(tmp_path: Path) -> None:
-    said = processes(forgetful, 2, tmp_path)
-    assert said == ["outer.samples: rank 0 has not set, rank 1 has set; give every rank the same"] * 2
