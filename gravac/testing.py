@@ -101,17 +101,57 @@ def exchange(
         >>> as_dense(first.mean, xs[0]).tolist()
         [3.0, 0.0, 0.0, 0.0]
     """
-    flat_gradients = [x.reshape(-1).clone() for x in xs]
     contexts = [Context(name, step, rank, len(xs), seed, tuple(x.shape), x.dtype) for rank, x in enumerate(xs)]
-    rounds_by_rank = [
-        fuse([compressor.rounds(flat_gradient, cf, ctx)], finite=True)
-        for flat_gradient, ctx in zip(flat_gradients, contexts, strict=True)
-    ]
+    return _exchange_tensors(compressor, [_Tensor(xs, cf, contexts)], ledger_by_rank)[0]
+
+
+class _Tensor(NamedTuple):
+    """A tensor to exchange: each rank's gradient, the compression factor, and each rank's context."""
+
+    xs: Sequence[torch.Tensor]
+    cf: float
+    contexts: Sequence[Context]
+
+
+def _exchange_tensors(
+    compressor: Compressor, tensors: Sequence[_Tensor], ledger_by_rank: Sequence[Ledger] = ()
+) -> list[list[Reduced]]:
+    """Compress and average several tensors in one exchange; return for each tensor each rank's result, by rank.
+
+    The results are those of an exchange for each tensor, which would take twice as long.
+
+    Raises:
+        AssertionError: the compressor changed a gradient.
+    """
+    rounds_by_rank, gradients_and_copies = [], []
+    for rank in range(len(tensors[0].xs)):
+        rounds = []
+        for xs, cf, contexts in tensors:
+            flat_gradient = xs[rank].reshape(-1).clone()
+            gradients_and_copies.append((xs[rank], flat_gradient))
+            rounds.append(compressor.rounds(flat_gradient, cf, contexts[rank]))
+        rounds_by_rank.append(fuse(rounds, finite=True))
     outcome_by_rank = memory.run(rounds_by_rank, ledger_by_rank)
-    assert all(
-        torch.equal(flat_gradient, x.reshape(-1)) for flat_gradient, x in zip(flat_gradients, xs, strict=True)
-    ), "the compressor changed the gradient x; rounds() must leave x as it is"
-    return [outcome.reduced[0] for outcome in outcome_by_rank if outcome is not None]
+    assert all(torch.equal(flat_gradient, x.reshape(-1)) for x, flat_gradient in gradients_and_copies), (
+        "the compressor changed the gradient x; rounds() must leave x as it is"
+    )
+    return [
+        [outcome.reduced[position] for outcome in outcome_by_rank if outcome is not None]
+        for position in range(len(tensors))
+    ]
+
+
+def exchange_steps(compressor: Compressor, x: torch.Tensor, cf: float, steps: int) -> list[Reduced]:
+    """Compress the gradient of a single rank as ``exchange`` does in steps 0, 1, ...; return each step's result.
+
+    Args:
+        compressor: compressor to run; every step starts without a state.
+        x: gradient; not changed.
+        cf: compression factor.
+        steps: number of steps, which differ in the compressor's random numbers.
+    """
+    contexts = [Context("w", step, 0, 1, 0, tuple(x.shape), x.dtype) for step in range(steps)]
+    return [result for (result,) in _exchange_tensors(compressor, [_Tensor([x], cf, [ctx]) for ctx in contexts])]
 
 
 def averagers(compressor: Compressor, world: int, strength: float | None = None) -> list[Averager]:
@@ -228,8 +268,8 @@ def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
 
     A compressor must therefore keep all its state in the ``Context``.
     """
-    for (case, xs, results, _), (_, _, repeated_results, _) in zip(
-        _shared_runs(compressor), _run_cases(compressor), strict=True
+    for (case, xs, results, _), (_, _, repeated_results) in zip(
+        _shared_runs(compressor), _run_cases_together(compressor, gradients), strict=True
     ):
         for x, first, second in zip(xs, results, repeated_results, strict=True):
             assert torch.equal(as_dense(first.mean, x), as_dense(second.mean, x)), (
@@ -262,7 +302,7 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
     (x,) = gradients(1, (16, 16))
     flat_gradient = x.reshape(-1).double()
     for cf in cfs_of(compressor):
-        sent_by_step = [as_dense(exchange(compressor, [x], cf, step=step)[0].sent, x) for step in range(400)]
+        sent_by_step = [as_dense(reduced.sent, x) for reduced in exchange_steps(compressor, x, cf, 400)]
         sent_steps = torch.stack(sent_by_step).double()
         # summed over all elements, since 400 steps may show no variance of an element that is rarely rounded up
         bias = float(energy(sent_steps.mean(0) - flat_gradient))
@@ -279,7 +319,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
     def zeros(world: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
         return [torch.zeros(shape, dtype=torch.float32, device="cpu")] * world
 
-    for case, xs, results, _ in _run_cases(compressor, zeros):
+    for case, xs, results in _run_cases_together(compressor, zeros):
         for x, result in zip(xs, results, strict=True):
             assert not as_dense(result.mean, x).any(), f"{case}: Reduced.mean is not zero for gradients of zeros"
             assert not as_dense(result.sent, x).any(), f"{case}: Reduced.sent is not zero for a gradient of zeros"
@@ -287,11 +327,14 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
     """Check that all ranks request the same collectives, even if a rank has only zeros, and another an outlier."""
-    for world, shape, cf in _cases(compressor):
+
+    def zeros_and_an_outlier(world: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
         xs = gradients(world, shape)
         xs[0].zero_()
         xs[-1].reshape(-1)[:1] = 1e6
-        exchange(compressor, xs, cf)
+        return xs
+
+    list(_run_cases_together(compressor, zeros_and_an_outlier))
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
@@ -359,7 +402,7 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
     cfs = cfs_of(compressor)
     predictions = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
     for cf, predicted_error in zip(cfs, predictions, strict=True):
-        reduced_by_step = [exchange(compressor, [x], cf, step=step)[0] for step in range(30)]
+        reduced_by_step = exchange_steps(compressor, x, cf, 30)
         errors = [error_of(reduced, x) for reduced in reduced_by_step]
         mean_error, standard_error = statistics.mean(errors), statistics.stdev(errors) / math.sqrt(len(errors))
         error_bound = 0.03 * float(energy(x.reshape(-1))) + 4 * standard_error
@@ -536,19 +579,35 @@ class _CaseRun(NamedTuple):
     ledger_by_rank: list[Ledger]
 
 
-def _run_cases(
-    compressor: Compressor, make_gradients: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
-) -> Iterator[_CaseRun]:
-    """Exchange gradients in all cases; yield each exchange.
+def _describe(world: int, shape: tuple[int, ...], cf: float) -> str:
+    return f"{world} ranks, {shape}, {cf}x"
+
+
+def _run_cases(compressor: Compressor) -> Iterator[_CaseRun]:
+    """Exchange random gradients in all cases, each by itself, so that its bytes are counted; yield each exchange."""
+    for world, shape, cf in _cases(compressor):
+        xs, ledger_by_rank = gradients(world, shape), [Ledger(world) for _ in range(world)]
+        results = exchange(compressor, xs, cf, ledger_by_rank=ledger_by_rank)
+        yield _CaseRun(_describe(world, shape, cf), xs, results, ledger_by_rank)
+
+
+def _run_cases_together(
+    compressor: Compressor, make_gradients: Callable[[int, tuple[int, ...]], list[torch.Tensor]]
+) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
+    """Exchange gradients in all cases, those of equal number of ranks together; yield each case, as in ``_CaseRun``.
 
     Args:
         compressor: compressor to run.
         make_gradients: function of (number of ranks, shape) that returns the gradient of each rank.
     """
-    for world, shape, cf in _cases(compressor):
-        xs, ledger_by_rank = make_gradients(world, shape), [Ledger(world) for _ in range(world)]
-        results = exchange(compressor, xs, cf, ledger_by_rank=ledger_by_rank)
-        yield _CaseRun(f"{world} ranks, {shape}, {cf}x", xs, results, ledger_by_rank)
+    for world, cases_of_world in itertools.groupby(_cases(compressor), key=lambda case: case[0]):
+        cases = [(shape, cf, make_gradients(world, shape)) for _, shape, cf in cases_of_world]
+        tensors = [
+            _Tensor(xs, cf, [Context("w", 0, rank, world, 0, shape, x.dtype) for rank, x in enumerate(xs)])
+            for shape, cf, xs in cases
+        ]
+        for (shape, cf, xs), results in zip(cases, _exchange_tensors(compressor, tensors), strict=True):
+            yield _describe(world, shape, cf), xs, results
 
 
 _latest_runs: list[tuple[Compressor, list[_CaseRun]]] = []

@@ -81,7 +81,8 @@ def test_obeys(compressor: Compressor) -> None:
 def test_unbiased(compressor: Compressor, outlier: float) -> None:
     # independent errors: the mean of T trials is off by 1/T of the expected squared error; a bias does not shrink so
     x = heavy(300, outlier=outlier)
-    trials = torch.stack([sent(compressor, x, step) for step in range(500)])
+    (cf,) = conformance.cfs_of(compressor)
+    trials = torch.stack([as_dense(reduced.sent, x) for reduced in conformance.exchange_steps(compressor, x, cf, 500)])
     off = float((trials.mean(0) - x).square().sum())
     (foreseen,) = compressor.errors(x, [1.0], Context(shape=(300,)))
     assert off <= 4 * float(foreseen) / len(trials)

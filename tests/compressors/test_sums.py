@@ -134,13 +134,13 @@ def test_artopk_takes_the_rank_in_turn_or_the_one_with_most() -> None:
     assert as_dense(exchange(artopk(choose="var"), xs, 64.0)[0].mean, xs[0]).nonzero().item() == 9
 
 
-def ratio(compressor: Compressor, cf: float, ranks: int) -> float:
-    """Wire ratio by the ledger."""
-    xs = normal(ranks, 256, 256)
+def ratio(compressor: Compressor, cf: float, ranks: int, side: int = 256) -> float:
+    """Wire ratio of a square matrix by the ledger."""
+    xs = normal(ranks, side, side)
     ledgers = [Ledger(ranks) for _ in xs]
     memory.run(
         [
-            fuse([compressor.rounds(x.view(-1), cf, Context("w", 0, r, ranks, 0, (256, 256)))], finite=True)
+            fuse([compressor.rounds(x.view(-1), cf, Context("w", 0, r, ranks, 0, (side, side)))], finite=True)
             for r, x in enumerate(xs)
         ],
         ledgers,
@@ -160,7 +160,7 @@ def test_the_wire_ratio_of_sums_does_not_depend_on_the_number_of_ranks(compresso
 
 
 def test_the_wire_ratio_of_gathers_falls_with_the_number_of_ranks() -> None:
-    assert ratio(topk, 10, 64) == pytest.approx(ratio(topk, 10, 2) * 2 / 64, rel=0.05)
+    assert ratio(topk, 10, 64, side=64) == pytest.approx(ratio(topk, 10, 2, side=64) * 2 / 64, rel=0.05)
 
 
 def test_a_ladder_serves_each_ratio_by_its_first_member_that_reaches_it() -> None:
