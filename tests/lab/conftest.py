@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A process group of a single rank, for what needs one and no network; and processes that start at once."""
+"""A group of one rank without a network, workers that start at once, and signals that stop a command here."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
@@ -28,3 +29,16 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's workers are forked from a process that has imported torch. Others are started as ever."""
     forked.prepare()
     monkeypatch.setattr(subprocess, "Popen", forked.start)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """A command that runs in this process may be stopped by a signal, after which it ignores signals.
+
+    SIGINT raises KeyboardInterrupt, also if the tests were started in the background, where shells ignore it.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

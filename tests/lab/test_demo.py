@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -97,6 +96,7 @@ def test_demo_runs_through(
         # a run ends with the step that, as long as the one before, would reach its time: half of that, at the least
         assert run["steps"] >= 2 and run["seconds"] > (0.5 if paced else 1.5) and 0 < run["val_loss"] < 6
         assert run["cf_path"][0]["step"] == 0
+        assert (run["curve"][0]["step"], run["curve"][-1]["step"]) == (0, run["steps"])
         assert list((tmp_path / "logs" / run["method"]).glob("events.out.tfevents*"))
     assert (tmp_path / "logs" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "validation loss, nats" in shown and "# gravac, every=(1, 100)" in shown
@@ -151,7 +151,7 @@ def test_interrupt_leaves_no_process_namespace_or_file(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.usefixtures("forks")
+@pytest.mark.usefixtures("forks", "signals")
 def test_an_interrupt_while_a_method_trains_ends_its_workers_and_writes_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,7 +175,6 @@ def test_an_interrupt_while_a_method_trains_ends_its_workers_and_writes_no_resul
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
-@pytest.mark.usefixtures("forks")
 def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path) -> None:
     settings = TrainingSettings(workers=2, link="100mbit", lowest_rate_bps=1e8, log_dir=tmp_path)
     with (
@@ -189,15 +188,7 @@ def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path)
     assert [pid for pid in pids if start_ticks(pid)] == []
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also if the tests were started in the background, where shells ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interrupts")
+@pytest.mark.usefixtures("signals")
 def test_a_worker_that_was_just_started_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
     popen = subprocess.Popen

@@ -51,9 +51,12 @@ def check(**changes: object) -> Check:
     return Check(**{**usual, **changes})
 
 
+@pytest.mark.parametrize("start", ["forks", pytest.param("fresh", marks=pytest.mark.long)])
 def test_two_ranks_are_started_here_and_train_alike(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    start: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if start == "forks":
+        request.getfixturevalue("forks")
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert main(["doctor", "--json"]) == 0

@@ -28,13 +28,11 @@ from gravac.lab.doctor import (
 from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.mesh import Mesh, parse_mesh
 from gravac.lab.tasks import TASKS, make
-from gravac.lab.tasks.charlm import CharLM
-from gravac.lab.training.attach import attach
 from gravac.lab.training.methods import Method
 from gravac.lab.training.session import Leg, SessionSpec
-from gravac.lab.training.sharded import device_mesh, shard
 from gravac.lab.tta import record
 from gravac.lab.tta.matrix import RunMatrix
+from tests.lab.postponed_state import metrics_of_a_postponed_state
 from tests.lab.test_doctor import check, facts
 from tests.ranks import processes
 
@@ -269,39 +267,6 @@ def test_blocks_that_a_task_names_hold_most_of_its_model(name: str) -> None:
 def test_a_session_of_a_mesh_travels_as_json() -> None:
     spec = SessionSpec("charlm", 0.5, 3, "", 4, "f", None, None, None, None, "100mbit", (Leg("bf16", "a"),), "2x2")
     assert SessionSpec.from_json(spec.to_json()) == spec
-
-
-def metrics_of_a_postponed_state(rank: int, world: int) -> list[float]:
-    """Train a step, copy the state that ranks share, train more; metrics of the first state, then of its copy."""
-    task, mesh = CharLM(scale=0.1, layers=2, validation_sequences=16), Mesh(2, world // 2)
-    model, evaluated_later = task.model(), task.model()
-    for module in (model, evaluated_later):
-        shard(task, module, device_mesh(mesh))
-    optimizer = task.optimizer(model)
-    exchange = attach(
-        Method.parse("outer(every=2):quantize(4)"), model, optimizer, samples_per_step=8 * world, log_dir=None
-    )
-
-    def train(step: int) -> None:
-        optimizer.zero_grad()
-        task.loss(model, task.batch(step, rank)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    def metric(module: torch.nn.Module) -> float:
-        return task.metric.compute(task.validate(module, mesh.replica_of(rank), mesh.replicas))
-
-    for step in range(2):
-        train(step)
-    state = exchange.shared_state()
-    with exchange.shared_weights():
-        first = metric(model)
-    train(2)
-    train(3)
-    evaluated_later.load_state_dict(state)
-    with exchange.shared_weights():
-        metrics = [first, metric(evaluated_later), metric(model)]
-    exchange.close()
-    return metrics
 
 
 def test_a_state_in_shards_is_evaluated_later_as_it_was() -> None:

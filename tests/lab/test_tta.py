@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +20,7 @@ from gravac.lab.links.network import emulation_obstacle
 from gravac.lab.training.run import RunFailed, TrainingSettings
 from gravac.lab.training.session import Leg, SessionSpec
 from gravac.lab.tta import record
+from gravac.lab.tta.display import TtaLive
 from gravac.lab.tta.matrix import RunMatrix
 from gravac.lab.tta.record import CurvePoint, TrainingRecord, first_reached
 from gravac.lab.tta.runner import run_matrix, target_of
@@ -29,6 +30,10 @@ HUNG = 250.0
 
 REASON = emulation_obstacle()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
+
+
+Interrupted = Callable[[list[str]], str]
+"""Function that runs the command with some arguments, stops it when a run is measured, and returns its output."""
 
 
 class Notes:
@@ -147,23 +152,53 @@ def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monk
     assert not any(run.method == "fp16" for run in notes.made)
 
 
-@pytest.mark.usefixtures("forks")
+@pytest.fixture
+def interrupted_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Interrupted:
+    def run(arguments: list[str]) -> str:
+        show = TtaLive.show_finished_run
+
+        def shown_and_interrupted(live: TtaLive, run: TrainingRecord) -> None:
+            show(live, run)
+            signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+            patch.setattr(TtaLive, "show_finished_run", shown_and_interrupted)
+            main(arguments)
+        assert stopped.value.code == 128 + signal.SIGINT
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def interrupted_elsewhere() -> Interrupted:
+    def run(arguments: list[str]) -> str:
+        command = [sys.executable, "-u", "-m", "gravac", *arguments]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert running.stdout
+        told = ""
+        for line in running.stdout:
+            told += line
+            if ": fp32: " in line and " steps of " in line:
+                break
+        running.send_signal(signal.SIGINT)
+        said = running.communicate(timeout=HUNG)[1]
+        assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
+        return told
+
+    return run
+
+
+@pytest.mark.usefixtures("forks", "signals")
+@pytest.mark.parametrize(
+    "interrupted", ["interrupted_here", pytest.param("interrupted_elsewhere", marks=pytest.mark.long)]
+)
 def test_a_paced_matrix_says_so_and_after_an_interrupt_only_what_was_not_measured_is_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    interrupted: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["bench", "tta", "--task", "lstm", "--scale", "0.1", "--paced", "--budget", "20"]
     asked += ["--methods", "topk@10", "--json", str(tmp_path / "runs.json")]
-    command = [sys.executable, "-u", "-m", "gravac", *asked, "--seeds", "50"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout
-    told = ""
-    for line in running.stdout:
-        told += line
-        if ": fp32: " in line and " steps of " in line:
-            break
-    running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=HUNG)[1]
-    assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
+    told = request.getfixturevalue(interrupted)([*asked, "--seeds", "50"])
     assert "paced, no emulated link" in told
     assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
     (measured,) = json.loads((tmp_path / "runs.json").read_text())
