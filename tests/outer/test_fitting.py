@@ -65,7 +65,7 @@ def test_a_state_is_loaded_bit_for_bit_and_goes_on(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @example(seed=1724)  # of AdamW: a moment is None
 @given(seed=st.integers(0, 2**48))
-@settings(max_examples=2 * settings().max_examples)
+@settings(max_examples=5 * settings().max_examples)
 def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) -> None:
     ranks = KINDS[kind]()
     (outer,) = ranks.outer
