@@ -26,9 +26,10 @@ Rank = Callable[..., Any]
 PRELOADED = [
     "pytest",
     "hypothesis",
-    "torch._dynamo",
+    "torch._dynamo.backends.debugging",
     "torch.profiler._cupti_monitor",
-    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim",
     "gravac",
     "tests.distributed.training",
     "tests.frozen",

@@ -6,7 +6,7 @@ import functools
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.candidate import DENSE, Candidate
@@ -16,6 +16,7 @@ from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, LOOK, WARM_UP, Gra
 from gravac.controllers.window import SETTLING
 from tests.controllers import script as scripts
 from tests.controllers.script import DENSE_CANDIDATE, PAPER, Curve, Script, by_cf, forecasts, topk
+from tests.examples import FEW
 
 play = functools.partial(scripts.play, dense_exchange_s=1e6)
 """Plays a script over a link on which dense is hopeless, so that it is not timed."""
@@ -582,7 +583,7 @@ def test_nothing_but_16_bit_is_16_bit_for_good() -> None:
 
 
 @given(dense_s=st.floats(0.01, 1.0), slower=st.floats(1.05, 3.0), gain=st.floats(0.05, 1.0), window=st.integers(6, 30))
-@settings(max_examples=settings().max_examples // 3)  # an example is a run of 1 000 steps
+@FEW
 def test_where_compression_is_slower_it_takes_few_steps(
     dense_s: float, slower: float, gain: float, window: int
 ) -> None:

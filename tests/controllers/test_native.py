@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput, GraVAC
@@ -28,6 +28,7 @@ from gravac.engine.admission import Admission, with_native
 from gravac.modes.outer.candidates import with_outer_candidates
 from tests.controllers.laws import Step, drive
 from tests.controllers.test_goodput import LADDER
+from tests.examples import FEW
 
 NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)
 
@@ -35,9 +36,6 @@ CODING = {"float32": 0.0, "bfloat16": 0.02, "quantize": 0.1, "topkc": 0.08, "nat
 """Share of compute that coding takes, by family."""
 
 EVERY = (1, 2, 5, 10, 20, 50, 100)
-
-OF_WHOLE_RUNS = settings(max_examples=settings().max_examples // 3)
-"""For laws whose examples are runs of many hundred steps."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def test_on_a_fast_link_it_ends_native_and_trials_cost_at_most_two_percent(
 
 
 @given(seconds=st.floats(0.01, 0.3), exposed=st.floats(0.0, 0.028), seed=st.integers(0, 99))
-@OF_WHOLE_RUNS
+@FEW
 def test_no_trial_where_the_exposed_exchange_is_small(seconds: float, exposed: float, seed: int) -> None:
     """The exchange is forecast to take that part of a step at most, so nothing can save more."""
     site = Site(seconds, exposed, hook=0.1 * seconds, hides=0.0, noise=0.02, every=EVERY)
@@ -242,7 +240,7 @@ def test_native_is_never_left_for_what_cannot_be_better(native: float, others: l
     seconds=st.sampled_from([0.015, 1.0, 7.0]),
     leaving=st.sampled_from([0.0, 1.0, 30.0]),
 )
-@OF_WHOLE_RUNS
+@FEW
 def test_outer_steps_run_only_where_they_win_by_the_progress_that_is_sure(
     exposed: float, seconds: float, leaving: float
 ) -> None:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput, quantize
@@ -23,9 +23,9 @@ from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.candidates import delays, delays_by_candidate, delays_if_continued, with_outer_candidates
+from tests.examples import FEW
 from tests.outer.ranks import MOMENTUM, Ranks, averaged, equal, saved
 
-FEW = settings(max_examples=settings().max_examples // 3)
 """For what trains in every example."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gravac import (
@@ -25,6 +25,7 @@ from gravac.exchange.lockstep import Lockstep
 from gravac.modes.outer.candidates import outer_efficiency
 from gravac.modes.outer.rounds import sending_steps
 from gravac.modes.outer.sgd import OuterSGD
+from tests.examples import FEW
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import (
     FOUR_BITS,
@@ -40,7 +41,6 @@ from tests.outer.ranks import (
     with_statistics,
 )
 
-FEW = settings(max_examples=settings().max_examples // 3)
 """For what trains in every example."""
 
 

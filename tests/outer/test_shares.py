@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -17,6 +17,7 @@ from gravac.modes.outer.shares import EQUAL_SPEED, steps_of, weights_of
 from gravac.telemetry import page
 from gravac.telemetry.records import Record, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink
+from tests.examples import FEW
 from tests.outer.ranks import (
     FOUR_BITS,
     MOMENTUM,
@@ -30,7 +31,6 @@ from tests.outer.ranks import (
     with_statistics,
 )
 
-FEW = settings(max_examples=settings().max_examples // 3)
 """For what trains in every example."""
 
 TIMES = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=8)
