@@ -53,11 +53,12 @@ def resumed(rank: int, world: int, base: Any, cf: float, folder: Path) -> list[t
     ("world", "base", "cf"),
     [
         (3, topk, 20.0),
-        (2, quantize(2), 16.0),
+        (2, powersgd, 8.0),  # which begins with the factor that it kept
         pytest.param(2, topk, 20.0, marks=pytest.mark.long),
+        pytest.param(2, quantize(2), 16.0, marks=pytest.mark.long),
         pytest.param(3, quantize(2), 16.0, marks=pytest.mark.long),
     ],
-    ids=["3-topk", "2-quantize", "2-topk", "3-quantize"],
+    ids=["3-topk", "2-powersgd", "2-topk", "2-quantize", "3-quantize"],
 )
 def test_a_run_goes_on_bit_for_bit_in_every_way(world: int, base: Any, cf: float, tmp_path: Path) -> None:
     for straight, *taken_up in processes(resumed, world, base, cf, tmp_path):
