@@ -20,9 +20,9 @@ settings.load_profile("short")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many as there are cores; with "auto" two more: some tests wait for a timeout, a link or a lost machine."""
+    """As many as there are cores; with "auto" one more: some tests wait for a timeout, a link or a lost machine."""
     cores = len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
-    return cores + 2 * (config.option.numprocesses == "auto")
+    return cores + (config.option.numprocesses == "auto")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -69,7 +69,8 @@ def killed(root: Path, mutant: dict[str, Any]) -> dict[str, Any]:
     from cosmic_ray.mutating import use_mutation
     from cosmic_ray.plugins import get_operator
 
-    tests = [folder for folder in ROOMS[mutant["room"]] if (root / folder).exists()]
+    folders = (f"gravac/{mutant['room']}", *ROOMS[mutant["room"]])  # the first with its doctests
+    tests = [folder for folder in folders if (root / folder).exists()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     began = time.monotonic()
