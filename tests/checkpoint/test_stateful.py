@@ -91,3 +91,4 @@ def test_a_state_is_one_opaque_value_and_goes_round() -> None:
 def test_a_number_of_ranks_is_one_or_more() -> None:
     with pytest.raises(SettingsError, match="saved_world: 0 is not a number of ranks"):
         checkpoint.Stateful(AdaptiveCompressor(topk), saved_world=0)
+    checkpoint.Stateful(AdaptiveCompressor(topk), saved_world=1)
