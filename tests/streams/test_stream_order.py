@@ -152,7 +152,7 @@ def _parted(draw: random.Random, names: list[str]) -> Sequence[Sequence[str]]:
     ("base", "seeds"),
     [
         *((base, SEEDS) for base in BASES),
-        (topk, (5,)),  # of a controller that goes to and fro, without overflow safety
+        (topk, (5,)),  # of a controller that goes back and forth, without overflow safety
         (dgc, (2,)),  # of the other, with it
         *(pytest.param(base, range(2, 6), marks=pytest.mark.long) for base in BASES),
     ],
