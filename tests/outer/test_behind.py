@@ -26,8 +26,6 @@ from gravac.modes.outer.candidates import delays, delays_by_candidate, delays_if
 from tests.examples import FEW
 from tests.outer.ranks import MOMENTUM, Ranks, averaged, equal, saved
 
-"""For what trains in every example."""
-
 
 class Wanders:
     """A controller that goes by a seed: any number of steps, and any behind which to travel; or by 0: the longest."""

@@ -41,8 +41,6 @@ from tests.outer.ranks import (
     with_statistics,
 )
 
-"""For what trains in every example."""
-
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_one_step_a_round_is_gradient_averaging(ranks: int) -> None:

@@ -31,8 +31,6 @@ from tests.outer.ranks import (
     with_statistics,
 )
 
-"""For what trains in every example."""
-
 TIMES = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=8)
 
 
