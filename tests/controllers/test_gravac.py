@@ -16,7 +16,6 @@ from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, LOOK, WARM_UP, Gra
 from gravac.controllers.window import SETTLING
 from tests.controllers import script as scripts
 from tests.controllers.script import DENSE_CANDIDATE, PAPER, Curve, Script, by_cf, forecasts, topk
-from tests.examples import FEW
 
 play = functools.partial(scripts.play, dense_exchange_s=1e6)
 """Plays a script over a link on which dense is hopeless, so that it is not timed."""
@@ -583,7 +582,6 @@ def test_nothing_but_16_bit_is_16_bit_for_good() -> None:
 
 
 @given(dense_s=st.floats(0.01, 1.0), slower=st.floats(1.05, 3.0), gain=st.floats(0.05, 1.0), window=st.integers(6, 30))
-@FEW
 def test_where_compression_is_slower_it_takes_few_steps(
     dense_s: float, slower: float, gain: float, window: int
 ) -> None:

@@ -16,7 +16,6 @@ from gravac.modes.outer.anchors import AnchorStorage
 from tests.device.counting import DEVICE, counting
 from tests.device.steps import Counted
 from tests.device.storages import Storages
-from tests.examples import FEW
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import FOUR_BITS, MOMENTUM, Ranks, equal, network, saved
 
@@ -43,7 +42,6 @@ def test_off_the_device_is_the_same_bits(fragments: int, make: Any) -> None:
 @example(every=3, fragments=2, delay=1, offload=True)
 @example(every=2, fragments=1, delay=3, offload=False)
 @given(every=st.integers(1, 4), fragments=st.integers(1, 3), delay=st.integers(0, 3), offload=st.booleans())
-@FEW
 def test_rounded_anchors_are_the_same_on_all_ranks(every: int, fragments: int, delay: int, offload: bool) -> None:
     when: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "outer": MOMENTUM}
     trained = Ranks(2, anchor_dtype="bfloat16", offload=offload, **when, **FOUR_BITS).train(9)

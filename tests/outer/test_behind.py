@@ -23,7 +23,6 @@ from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.candidates import delays, delays_by_candidate, delays_if_continued, with_outer_candidates
-from tests.examples import FEW
 from tests.outer.ranks import MOMENTUM, Ranks, averaged, equal, saved
 
 
@@ -81,7 +80,6 @@ def wandering(seed: int, **settings: Any) -> dict[str, Any]:
     fragments=st.integers(1, 3),
     mixing=st.sampled_from([None, 0.5]),
 )
-@FEW
 def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, fragments: int, mixing: float | None) -> None:
     trained = Ranks(ranks, outer=MOMENTUM, **wandering(seed, fragments=fragments, mixing=mixing)).train(40)
     assert equal(trained.anchors)
@@ -92,7 +90,6 @@ def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, fragments: int
 
 
 @given(seed=st.integers(1, 10**6), fragments=st.integers(1, 3))
-@FEW
 def test_nothing_is_lost_of_what_is_learned_meanwhile(seed: int, fragments: int) -> None:
     """One rank's anchor, at rate 1, goes to where it was: then nothing happens but training."""
     alone = Ranks(1, **wandering(seed, fragments=fragments, mixing=None, base="dense", cf_range=(1, 2))).train(30)
@@ -100,7 +97,6 @@ def test_nothing_is_lost_of_what_is_learned_meanwhile(seed: int, fragments: int)
 
 
 @given(seed=st.integers(1, 10**6), at=st.integers(6, 25))
-@FEW
 def test_a_run_taken_up_is_the_run_that_went_on(seed: int, at: int) -> None:
     wanders = wandering(seed, outer=MOMENTUM)
     whole = Ranks(2, **wanders).train(at)

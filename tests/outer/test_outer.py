@@ -25,7 +25,6 @@ from gravac.exchange.lockstep import Lockstep
 from gravac.modes.outer.candidates import outer_efficiency
 from gravac.modes.outer.rounds import sending_steps
 from gravac.modes.outer.sgd import OuterSGD
-from tests.examples import FEW
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import (
     FOUR_BITS,
@@ -70,7 +69,6 @@ def test_an_outer_step_of_rate_1_goes_to_the_mean_of_the_ranks_weights() -> None
     delay=st.integers(0, 5),
     mixing=st.sampled_from([None, 0.0, 0.5]),
 )
-@FEW
 def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, fragments: int, delay: int, mixing: float) -> None:
     when = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     trained = Ranks(ranks, outer=MOMENTUM, **when, **FOUR_BITS).train(16)
@@ -161,7 +159,6 @@ def _progress(trained: Ranks, steps: int) -> torch.Tensor:
     delay=st.integers(0, 3),
     inner=st.sampled_from([SGD, partial(torch.optim.AdamW, lr=1e-2)]),
 )
-@FEW
 def test_a_run_taken_up_is_the_run_that_went_on(at: int, every: int, delay: int, inner: Any) -> None:
     how = {"every": every, "delay": delay, "outer": MOMENTUM, "inner": inner, **FOUR_BITS}
     whole = Ranks(2, **how).train(at)

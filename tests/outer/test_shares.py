@@ -17,7 +17,6 @@ from gravac.modes.outer.shares import EQUAL_SPEED, steps_of, weights_of
 from gravac.telemetry import page
 from gravac.telemetry.records import Record, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink
-from tests.examples import FEW
 from tests.outer.ranks import (
     FOUR_BITS,
     MOMENTUM,
@@ -116,7 +115,6 @@ def _alone(weights: torch.Tensor, rank: int, first: int) -> torch.Tensor:
     delay=st.integers(0, 3),
     make=st.sampled_from([network, with_statistics]),
 )
-@FEW
 def test_anchors_are_the_same_on_all_ranks(
     seconds: list[float], every: int, fragments: int, delay: int, make: Any
 ) -> None:
@@ -141,7 +139,6 @@ def test_equally_fast_ranks_come_to_the_same_bits_as_without(delay: int) -> None
 
 @example(at=3, delay=2)
 @given(at=st.integers(1, 5), delay=st.integers(0, 2))
-@FEW
 def test_a_run_taken_up_is_the_run_that_went_on(at: int, delay: int) -> None:
     how: dict[str, Any] = {"every": 4, "delay": delay, "by_speed": True, "samples": 16, **FOUR_BITS}
     whole = Ranks(2, **how).at_speeds([0.1, 0.3]).train_rounds(at)
