@@ -28,8 +28,8 @@ from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, FakeEvent,
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
 BASES: tuple[Compressor, ...] = (topk, topkc, quantize(2), powersgd, dgc)
 
-SEEDS = (0, 1)
-"""Schedules: one of each controller."""
+SEEDS = 4
+"""Number of schedules: two of each controller."""
 
 STEPS = 5
 """Steps of a schedule: with fewer, not all that wait have waited."""
@@ -148,18 +148,9 @@ def _parted(draw: random.Random, names: list[str]) -> Sequence[Sequence[str]]:
     return [names[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("base", "seeds"),
-    [
-        *((base, SEEDS) for base in BASES),
-        (topk, (5,)),  # of a controller that goes back and forth, without overflow safety
-        (dgc, (2,)),  # of the other, with it
-        *(pytest.param(base, range(2, 6), marks=pytest.mark.long) for base in BASES),
-    ],
-    ids=lambda one: getattr(one, "name", str(one)),
-)
-def test_streams_race_for_nothing(base: Compressor, seeds: Sequence[int]) -> None:
-    for seed in seeds:
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+def test_streams_race_for_nothing(base: Compressor) -> None:
+    for seed in range(SEEDS):
         assert train(seed, base).errors == []
 
 
@@ -178,4 +169,4 @@ def test_without_any_of_its_waits_they_do() -> None:
     sites = train(0, topk).sites
     assert len(sites) > 4
     for site in sites:
-        assert any(train(seed, base, site).errors for seed in SEEDS for base in (topk, dgc)), site
+        assert any(train(seed, base, site).errors for seed in range(SEEDS) for base in (topk, dgc)), site
