@@ -45,7 +45,7 @@ def describe_exchange(method: str, wire_ratio: float) -> str:
     """Return what an exchange sends, in words: the method and its bytes. This is ``Candidate.sends``.
 
     Args:
-        method: name of the compressor with its own setting, such as ``"3 bits"``.
+        method: name of the compressor with its own setting, such as ``"4 bits"``.
         wire_ratio: wire bytes of a dense float32 all-reduce of the model / wire bytes of the exchange; nan: not known.
 
     Example:
@@ -72,13 +72,13 @@ class Candidate:
             for 16 bit, 1 for dense float32; a ladder's is a wire ratio.
         every: number of steps from one exchange to the next.
         delay: number of steps that an exchange is in flight before its mean is applied; 0: training waits for the mean.
-        sends: what an exchange sends, in words, for the candidate's name: ``"3 bits (9.5x fewer bytes)"`` (see
+        sends: what an exchange sends, in words, for the candidate's name: ``"4 bits (7.5x fewer bytes)"`` (see
             ``describe_exchange``), ``"dense bfloat16"``. The bytes are those of an exchange, whatever ``every`` is.
             Empty: not known; the name then has compressor and CF.
 
     Example:
-        >>> str(Candidate("outer", "ladder", 10.24, every=50, delay=25, sends="3 bits (9.5x fewer bytes)"))
-        '3 bits (9.5x fewer bytes) every 50 steps (applied 25 steps later)'
+        >>> str(Candidate("outer", "ladder", 7.76, every=50, delay=25, sends="4 bits (7.5x fewer bytes)"))
+        '4 bits (7.5x fewer bytes) every 50 steps (applied 25 steps later)'
         >>> str(Candidate("hook", "topk", 10.0))
         'topk 10x'
         >>> str(Candidate("native", "dense", 1.0)), str(Candidate("native", "dense", 2.0))

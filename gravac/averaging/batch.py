@@ -102,7 +102,7 @@ class Batch:
             _overwrite(flats[0], mean)
             return
         if not isinstance(mean, torch.Tensor):
-            mean = mean.add_to(scratch.zero_())
+            mean = mean.write_to(scratch)
         means = torch.split(mean, self.lengths)
         torch._foreach_copy_(
             flats, [padded_mean[: flat.numel()] for padded_mean, flat in zip(means, flats, strict=True)]
@@ -129,6 +129,6 @@ def _overwrite(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
     if isinstance(mean, torch.Tensor):
         flat.copy_(mean)
     elif flat.element_size() >= 4:
-        mean.add_to(flat.zero_())
+        mean.write_to(flat)
     else:
-        flat.copy_(mean.add_to(torch.zeros_like(flat, dtype=torch.float32)))
+        flat.copy_(mean.write_to(torch.empty_like(flat, dtype=torch.float32)))

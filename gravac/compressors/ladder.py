@@ -60,7 +60,6 @@ class Ladder(Compressor):
         (2, 1.3, 0.8),  # up to CF 28: costs of dense in 16 bit, then of quantize
         (3.94, 7.79, 5.02),
         (7.76, 11.45, 6.93),
-        (10.24, 15.23, 8.31),
         (15.06, 9.64, 5.94),
         (28.44, 6.00, 5.07),
         (113.78, 1.88, 5.66),
@@ -238,14 +237,13 @@ ladder = Ladder(
         dense(dtype="bfloat16"),
         quantize(8),
         quantize(4),
-        quantize(3),
         quantize(2),
         quantize(1),
         topkc(values=quantize(1)),
         *(powersgd(rank) for rank in (16, 8, 4, 2, 1)),
     )
 )
-"""Ladder of 16 bit, then 8, 4, 3, 2 and 1 bits, then chunked top-k in 1 bit, and low rank for models that it suits.
+"""Ladder of 16 bit, then 8, 4, 2 and 1 bits, then chunked top-k in 1 bit, and low rank for models that it suits.
 
 ``ladder(quantize(2), topkc)`` returns a ladder of these two members.
 """

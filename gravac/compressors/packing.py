@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Packs codes of 1, 2, 3, 4 or 8 bits into bytes, the first code in the lowest bits, and unpacks them.
+"""Packs codes of 1, 2, 4 or 8 bits into bytes, the first code in the lowest bits, and unpacks them.
 
-Of codes of 3 bits, the low two bits of all codes are packed first, then the high bits. On a CPU, ``pack`` works on
+On a CPU, ``pack`` works on
 machine words of several bytes, since strided access to single bytes is many times slower; ``unpack`` looks up all codes
 of a byte at once. On other devices, ``pack`` adds shifted neighbours, and ``unpack`` shifts bits.
 """
@@ -12,14 +12,12 @@ import functools
 import numpy as np
 import torch
 
-SUPPORTED_BITS = (1, 2, 3, 4, 8)
+SUPPORTED_BITS = (1, 2, 4, 8)
 """Supported numbers of bits per code, ascending."""
 
 
 def packed_bytes(code_count: int, bits: int) -> int:
     """Return the number of bytes that ``code_count`` codes of ``bits`` bits take."""
-    if bits == 3:
-        return packed_bytes(code_count, 2) + packed_bytes(code_count, 1)
     return -(-code_count * bits // 8)
 
 
@@ -39,8 +37,6 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
         packed_codes = codes.new_empty(*codes.shape[:-1], packed_bytes(codes.shape[-1], bits))
         pack_into(packed_codes, codes, bits)
         return packed_codes
-    if bits == 3:
-        return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
     codes_per_byte = 8 // bits
     padding = -codes.shape[-1] % codes_per_byte
     if padding:
@@ -61,13 +57,8 @@ def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
     Args:
         packed: memory for the packed codes: uint8, shape ``[..., packed_bytes(n, bits)]``; overwritten.
         codes: integers from 0 to ``2 ** bits - 1``: uint8 or int32, shape ``[..., n]``.
-        bits: bits per code: 1, 2, 3 or 4.
+        bits: bits per code: 1, 2 or 4.
     """
-    if bits == 3:
-        low_bytes = packed_bytes(codes.shape[-1], 2)
-        pack_into(packed[..., :low_bytes], codes & 3, 2)
-        pack_into(packed[..., low_bytes:], codes >> 2, 1)
-        return
     padding = -codes.shape[-1] % (8 // bits)
     if padding:
         codes = torch.nn.functional.pad(codes, (0, padding))
@@ -91,9 +82,6 @@ def unpack(packed: torch.Tensor, bits: int, code_count: int) -> torch.Tensor:
     """
     if bits == 8:
         return packed
-    if bits == 3:
-        low_bytes = packed_bytes(code_count, 2)
-        return unpack(packed[..., :low_bytes], 2, code_count) | (unpack(packed[..., low_bytes:], 1, code_count) << 2)
     if packed.device.type != "cpu":
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
         codes_by_byte = (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1)

@@ -27,6 +27,7 @@ from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import rounds_products, unit_roundoff, working
 from gravac.compressors.orthonormal import orthonormal, rescaled
 from gravac.compressors.profile import CostPoints, Profile
+from gravac.compressors.sparse import Addend
 
 SQUARE_SIDE = 1024
 """Side of the square matrix for which ``candidates`` computes the CF of a fixed ``rank``."""
@@ -49,7 +50,7 @@ class LowRank(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Product(Addend):
     """A flat matrix, stored as two factors; ``add_to`` multiplies them.
 
     Attributes:
@@ -63,6 +64,11 @@ class Product:
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the product to ``dense`` (flat, ``[n * m]``), in place; return ``dense``."""
         dense.view(len(self.left), len(self.right)).addmm_(self.left, self.right.T, alpha=alpha)
+        return dense
+
+    def write_to(self, dense: torch.Tensor) -> torch.Tensor:
+        """Overwrite ``dense`` (flat, ``[n * m]``) with the product; return ``dense``."""
+        torch.mm(self.left, self.right.T, out=dense.view(len(self.left), len(self.right)))
         return dense
 
 

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Blockwise quantization to 8, 4, 3, 2 or 1 bits, averaged by all-to-all and all-gather of codes.
+"""Blockwise quantization to 8, 4, 2 or 1 bits, averaged by all-to-all and all-gather of codes.
 
 Sources: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022 (blocks); Vargaftik et al., "DRIVE",
-NeurIPS 2021, and "EDEN", ICML 2022 (fitted levels, randomized Hadamard rotation); Tang et al., "1-bit Adam", ICML 2021
-(two codings, of the gradient and of the mean, each with its own error). Contractive, see ``codebook``.
+NeurIPS 2021, and "EDEN", ICML 2022 (randomized Hadamard rotation); Tang et al., "1-bit Adam", ICML 2021
+(two codings, of the gradient and of the mean, each with its own error). Contractive, see ``codes``.
 
 The tensor is divided into one shard per rank. Every rank codes its whole tensor, and sends each shard's codes to the
 rank that owns the shard. The owner decodes and averages these codes, codes the mean, and sends its codes to all ranks.
@@ -22,14 +22,12 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.codebook import SCALE_DTYPE
+from gravac.compressors.codes import BITS, LONGEST_BLOCK, bytes_per_block, coding_error, encode, rows_of, split
 from gravac.compressors.draws import Draws
-from gravac.compressors.levels import LevelKind
-from gravac.compressors.messages import Messages, encode, encode_decoded, pad_to_blocks
-from gravac.compressors.packing import SUPPORTED_BITS, packed_bytes
+from gravac.compressors.messages import Messages, encode_messages
 from gravac.compressors.profile import CostPoints, Profile
 
-BITS_BY_CF = SUPPORTED_BITS[::-1]
+BITS_BY_CF = BITS[::-1]
 """Supported bits per coordinate, in ascending order of the CF, 32 / bits."""
 
 SAMPLED_COORDINATES = 1 << 16
@@ -40,10 +38,8 @@ class Quantize(Compressor):
     """Quantization to few bits per coordinate, with a scale per block.
 
     Attributes:
-        bits: bits per coordinate: 8, 4, 3, 2 or 1; ``None``, the default: the CF decides, as 32 / bits.
-        block: coordinates per scale, a multiple of 8; default: 128. A scale has 16 bits.
-        levels: the numbers that codes stand for. ``"fitted"``, the default: spaced for a normal distribution;
-            ``"uniform"``: evenly spaced up to the block's largest magnitude.
+        bits: bits per coordinate: 8, 4, 2 or 1; ``None``, the default: the CF decides, as 32 / bits.
+        block: coordinates per scale, a multiple of 16, at most 128 (the default). A scale has 16 bits.
         rotate: whether to apply a random Hadamard rotation to every 1024 coordinates first, so that the distribution of
             coordinates is nearly normal; default: False.
         back_bits: bits per coordinate in the second coding, in which the mean is sent back to the ranks; ``None``, the
@@ -61,16 +57,14 @@ class Quantize(Compressor):
     coding_costs: ClassVar[CostPoints] = (
         (4, 7.79, 5.02),
         (8, 11.45, 6.93),
-        (10.667, 15.23, 8.31),
         (16, 9.64, 5.94),
         (32, 6.00, 5.07),
     )
 
-    bits: Literal[8, 4, 3, 2, 1] | None = None
-    block: Annotated[int, Field(ge=8, multiple_of=8)] = 128
-    levels: LevelKind = "fitted"
+    bits: Literal[8, 4, 2, 1] | None = None
+    block: Annotated[int, Field(ge=16, le=LONGEST_BLOCK, multiple_of=16)] = LONGEST_BLOCK
     rotate: bool = False
-    back_bits: Literal[8, 4, 3, 2, 1] | None = None
+    back_bits: Literal[8, 4, 2, 1] | None = None
     exchange: Literal["auto", "shards", "gather"] = "auto"
 
     def __call__(self, bits: int | None = None, **changes: Any) -> "Quantize":
@@ -85,7 +79,7 @@ class Quantize(Compressor):
     @property
     def lowest_cf(self) -> float:
         """Lowest compression factor that the settings allow: 32 / (most bits per coordinate)."""
-        return 32 / (self.bits or max(SUPPORTED_BITS))
+        return 32 / (self.bits or max(BITS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs and efficiency at a CF for ``world`` ranks.
@@ -119,11 +113,11 @@ class Quantize(Compressor):
         bits = self.bits_at(cf)
         shard_blocks = self._blocks_per_shard(elements, world)
         if self.gathers(world):
-            return (Traffic(AllGather, shard_blocks * self._bytes_per_block(bits)),)
+            return (Traffic(AllGather, shard_blocks * bytes_per_block(self.block, bits)),)
         back_bits = self.back_bits or bits
         return (
-            Traffic(AllToAll, world * shard_blocks * self._bytes_per_block(bits)),
-            Traffic(AllGather, shard_blocks * self._bytes_per_block(back_bits)),
+            Traffic(AllToAll, world * shard_blocks * bytes_per_block(self.block, bits)),
+            Traffic(AllGather, shard_blocks * bytes_per_block(self.block, back_bits)),
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -139,7 +133,9 @@ class Quantize(Compressor):
         """
         bits = self.bits_at(cf)
         shards = 1 if self.gathers(ctx.world) else ctx.world
-        message, error = encode(self._rotate_if_set(x, ctx), bits, self.levels, self.block, shards)
+        rotated_x = self._rotate_if_set(x, ctx)
+        message, coded = encode_messages(rotated_x, bits, self.block, shards)
+        error = coding_error(rotated_x, coded, bits, self.block)
         sent = self._wrap_messages(message.unsqueeze(1), bits)
         unsent_aside: torch.Tensor | None = None
         if self.gathers(ctx.world):
@@ -155,7 +151,8 @@ class Quantize(Compressor):
                 else exact_mean + stored_error.view(-1)
             )
             back_bits = self.back_bits or bits
-            mean_message, coded_mean = encode_decoded(corrected_mean, back_bits, self.levels, self.block)
+            mean_message, _ = encode_messages(corrected_mean, back_bits, self.block, 1)
+            coded_mean = self._wrap_messages(mean_message.unsqueeze(1), back_bits).decoded()
             (messages,) = yield AllGather(mean_message[0])
             coded_average = self._wrap_messages(messages.unsqueeze(1), back_bits)
             mean_error = (coded_mean - exact_mean).mul_(ctx.world)
@@ -177,11 +174,16 @@ class Quantize(Compressor):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return this rank's squared error of coding flat x at each CF, 0-d, estimated from a sample of x's blocks."""
         rotated_x = self._rotate_if_set(x, ctx)
-        x_blocks = pad_to_blocks(rotated_x, self._blocks_per_shard(rotated_x.numel(), 1), self.block)
-        sampled_blocks = x_blocks[:: max(1, x_blocks.numel() // SAMPLED_COORDINATES)].contiguous()
-        x_energy, sample_energy = energy(x), energy(sampled_blocks.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
-        sample_errors = [encode(sampled_blocks.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
+        x_blocks = rows_of(rotated_x, self.block)
+        sample = x_blocks[:: max(1, x_blocks.numel() // SAMPLED_COORDINATES)].reshape(-1)
+        x_energy, sample_energy = energy(x), energy(sample).clamp(min=torch.finfo(torch.float64).tiny)
+        sample_errors = [self._error_of(sample, self.bits_at(cf)) for cf in cfs]
         return [x_energy * (error / sample_energy) for error in sample_errors]
+
+    def _error_of(self, x: torch.Tensor, bits: int) -> torch.Tensor:
+        """Return the squared error, 0-d, of coding flat float32 numbers."""
+        message = encode(x, bits, self.block, -(-x.numel() // self.block))
+        return coding_error(x, split(message, self.block, bits), bits, self.block)
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Return the shape that the stored error of coding the mean should have; ``""`` if it has that shape."""
@@ -215,12 +217,8 @@ class Quantize(Compressor):
         block_count = -(-elements // self.block)
         return block_count if self.gathers(world) else -(-block_count // world)
 
-    def _bytes_per_block(self, bits: int) -> int:
-        """Return the bytes of a block on the wire: its codes of ``bits`` bits each, and its scale."""
-        return packed_bytes(self.block, bits) + SCALE_DTYPE.itemsize
-
     def _wrap_messages(self, messages: torch.Tensor, bits: int) -> Messages:
-        return Messages(messages, bits, self.levels, self.block)
+        return Messages(messages, bits, self.block)
 
     def _rotate_if_set(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         """Return flat x as float32, rotated and padded to whole blocks if ``rotate`` is set."""
@@ -233,7 +231,7 @@ class Quantize(Compressor):
         """
         if not self.rotate:
             return coded
-        rotated_numbers = coded.add_to(x.new_zeros(rotation.padded_length(x.numel()), dtype=torch.float32))
+        rotated_numbers = coded.write_to(x.new_empty(rotation.padded_length(x.numel()), dtype=torch.float32))
         return self._rotate_back(rotated_numbers, x.numel(), ctx).to(x.dtype)
 
     def _from_local_shard(self, numbers: torch.Tensor, factor: float, elements: int, ctx: Context) -> torch.Tensor:

@@ -3,7 +3,6 @@
 """Flat tensors that are not stored element by element, such as selected coordinates with their values."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -16,11 +15,21 @@ class Selection:
     values: torch.Tensor
 
 
-class Addend(Protocol):
-    """A flat tensor that is not stored element by element, but can be added to a stored tensor."""
+class Addend:
+    """Base class of flat tensors that are not stored element by element, but can be added to a stored tensor."""
+
+    __slots__ = ()
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``."""
+        raise NotImplementedError
+
+    def write_to(self, dense: torch.Tensor) -> torch.Tensor:
+        """Overwrite ``dense`` (flat) with this tensor; return ``dense``.
+
+        Override this if overwriting is faster than adding to zeros.
+        """
+        return self.add_to(dense.zero_())
 
 
 def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
@@ -32,11 +41,11 @@ def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tens
     """
     if isinstance(numbers, torch.Tensor):
         return numbers.reshape(-1)
-    return numbers.add_to(torch.zeros_like(like).reshape(-1))
+    return numbers.write_to(torch.empty_like(like).reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse:
+class Sparse(Addend):
     """A flat tensor that is zero except at some coordinates: the sum of ``parts``.
 
     Each part is ``(indices, values)``. If ``values`` is 1-D, an index is a coordinate, and has one value. If ``values``

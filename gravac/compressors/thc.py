@@ -26,10 +26,11 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.chunks import chunk_energies
 from gravac.compressors.packing import pack, packed_bytes, unpack
 from gravac.compressors.profile import CostPoints
+from gravac.compressors.sparse import Addend
 
 
 @dataclass(frozen=True, slots=True)
-class GridCodes:
+class GridCodes(Addend):
     """A flat tensor that is stored rotated, as codes; ``add_to`` decodes and rotates back, a few blocks at a time.
 
     Attributes:

@@ -152,17 +152,17 @@ class DecisionRecord:
         every: number of training steps from one exchange to the next, from now on.
         delay: number of training steps for which an exchange is in flight, from now on; 0: training waits for it.
         mode: mode of the steps from now on, see ``gravac.candidate.Mode``.
-        sends: what an exchange sends from now on, in words, such as ``"3 bits (9.5x fewer bytes)"``; see
+        sends: what an exchange sends from now on, in words, such as ``"4 bits (7.5x fewer bytes)"``; see
             ``gravac.candidate.Candidate``.
 
     Example:
         >>> decision = DecisionRecord(
-        ...     step=14, compressor="ladder", cf=10.24, changed=True, gain=None, gain_low=None, gain_high=None,
+        ...     step=14, compressor="ladder", cf=7.76, changed=True, gain=None, gain_low=None, gain_high=None,
         ...     t_system=None, t_compression=None, phase="", reason="the link became slower",
-        ...     sends="3 bits (9.5x fewer bytes)",
+        ...     sends="4 bits (7.5x fewer bytes)",
         ... )
         >>> print(decision)
-        step 14: run 3 bits (9.5x fewer bytes): the link became slower
+        step 14: run 4 bits (7.5x fewer bytes): the link became slower
         >>> decision.candidate.every
         1
     """

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 BASES: list[tuple[Compressor, float]] = [
     *((quantize(bits), 32 / bits) for bits in (8, 4, 3, 2, 1)),
-    (quantize(2, block=8, levels="uniform", exchange="shards"), 16.0),
+    (quantize(2, block=16, exchange="shards"), 16.0),
     (quantize(4, rotate=True), 8.0),
     (quantize(4, back_bits=8), 8.0),
     (topk, 10.0),
@@ -127,7 +127,7 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     sizes = [10, MAX_JOINED_ELEMENTS + 1, 20, 30]
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
-    averager = Averager(quantize(4, block=8), dense, None, 0, Feedback())
+    averager = Averager(quantize(4, block=16), dense, None, 0, Feedback())
     plan = averager.plan(0, 8.0, cfs={"2": None})
     batches = merge_batches(averager._batch(piece, plan) for piece in pieces)
     assert [batch.names for batch in batches] == [["0", "3"], ["1"], ["2"]]
@@ -136,7 +136,7 @@ def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
 
 @given(
     sizes=st.lists(st.integers(1, 200), max_size=30),
-    padded=st.sampled_from([(dense, 1.0, 1), (quantize(4, block=8), 8.0, 8), (quantize(4, block=48), 8.0, 48)]),
+    padded=st.sampled_from([(dense, 1.0, 1), (quantize(4, block=16), 8.0, 16), (quantize(4, block=48), 8.0, 48)]),
 )
 def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tuple[Compressor, float, int]) -> None:
     base, cf, multiple = padded
@@ -152,7 +152,7 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
 
 def test_an_empty_tensor_is_not_compressed_and_goes_apart() -> None:
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate((0, 8, 16))]
-    averager = Averager(quantize(4, block=8), dense, None, 0, Feedback())
+    averager = Averager(quantize(4, block=16), dense, None, 0, Feedback())
     averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)), UNSEEN)
     batches = merge_batches(averager._batch(piece, averager.plan(0, 8.0)) for piece in pieces)
     assert [batch.names for batch in batches] == [["0"], ["1", "2"]]

@@ -1,21 +1,20 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Packing, codebooks and rotation against plain references."""
+"""Packing, codes and rotation against plain references."""
 
-from collections.abc import Sequence
-
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac.compressors import rotation
-from gravac.compressors.codebook import Coded, CodedMean, decode_mean, encode
+from gravac.compressors import codes, rotation
+from gravac.compressors.codes import BITS, GRIDS, PIECE_ELEMENTS, Coded, add_mean, coding_error, encode, split
 from gravac.compressors.draws import Draws
-from gravac.compressors.levels import FITTED_LEVELS, GRID_POINTS_PER_RMS, LevelKind, levels
-from gravac.compressors.packing import SUPPORTED_BITS, pack, packed_bytes, unpack
+from gravac.compressors.messages import Messages, encode_messages
+from gravac.compressors.packing import SUPPORTED_BITS, pack, pack_into, packed_bytes, unpack
 
-KINDS: tuple[LevelKind, ...] = ("fitted", "uniform")
+every_width = pytest.mark.parametrize("bits", BITS)
 
 
 @given(st.sampled_from(SUPPORTED_BITS), st.integers(0, 70), st.integers(0, 2**31))
@@ -33,115 +32,163 @@ def test_the_first_code_lies_in_the_lowest_bits(bits: int) -> None:
     assert pack(codes, bits).tolist() == [1]
 
 
-def together(parts: Sequence[Coded]) -> Coded:
-    """Codes of several ranks, as they arrive."""
-    return Coded(*(torch.stack(tensors) for tensors in zip(*parts, strict=True)))
+@given(st.sampled_from([1, 2, 4]), st.integers(0, 70), st.booleans(), st.integers(0, 2**31))
+def test_neighbours_added_until_they_fill_bytes_are_packed(bits: int, count: int, wide: bool, seed: int) -> None:
+    codes = torch.randint(1 << bits, (3, count), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    packed = torch.full((3, packed_bytes(count, bits)), 255, dtype=torch.uint8)
+    pack_into(packed, codes.int() if wide else codes, bits)
+    assert torch.equal(packed, pack(codes, bits))
 
 
-def nearest(x: torch.Tensor, bits: int, kind: LevelKind, nudge: float = 0.0) -> torch.Tensor:
-    """The levels of one block in float64, number by number; of numbers larger by a share ``nudge``, on its scale."""
-    every = levels(bits, kind).double()
-    moved = x.double() * (1 + nudge)
-    if kind == "uniform":
-        most = (1 << (bits - 1)) - 1
-        rounded = x.abs().max().to(torch.bfloat16)
-        up = torch.nextafter(rounded, torch.tensor(torch.inf, dtype=torch.bfloat16))
-        reach = float(rounded if rounded >= x.abs().max() else up)
-        return (moved / reach * most).round() / most
-    thresholds = ((every[1:] + every[:-1]) / 2 * GRID_POINTS_PER_RMS).round() / GRID_POINTS_PER_RMS
-    root = x.double().square().mean().sqrt()
-    return every[torch.bucketize(moved / root, thresholds, right=True)]
-
-
-def on_threshold(x: torch.Tensor, bits: int, kind: LevelKind) -> torch.Tensor:
-    """Which numbers of a block are within float32's rounding of where their level changes."""
-    return nearest(x, bits, kind, -1e-5) != nearest(x, bits, kind, 1e-5)
-
-
-@given(st.sampled_from([2, 3, 4]), st.sampled_from(KINDS), st.integers(0, 10**6), st.floats(-15, 15))
-def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: LevelKind, seed: int, exponent: float) -> None:
-    """Against float64; only numbers within rounding of a threshold may differ."""
-    x = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed)) * 10.0**exponent
-    out = torch.empty_like(x)
-    coded, error = encode(x, bits, kind, out)
-    assert torch.allclose(error, (x - out).double().square().sum(), rtol=1e-4)
-    scale = coded.scales.double()
-    decoded = out[0].double() / scale
-    off = (decoded - nearest(x[0], bits, kind)).abs() > 1e-5
-    assert bool(on_threshold(x[0], bits, kind)[off].all()), "a number far from any threshold has another level"
-    fitted = (x[0].double() @ decoded) / (decoded @ decoded)
-    assert abs(float(scale / fitted) - 1) <= 2.0**-8, "the scale is the least-squares one, rounded"
-    assert torch.equal(decode_mean(coded.as_single_rank(), bits, kind, torch.empty_like(x)), out)
-
-
-@given(
-    st.sampled_from(SUPPORTED_BITS),
-    st.sampled_from(KINDS),
-    st.integers(1, 5),
-    st.integers(0, 10**6),
-    st.sampled_from([0.0, 3.0]),
-)
-def test_coding_never_adds_error(bits: int, kind: LevelKind, count: int, seed: int, tail: float) -> None:
+def randn(count: int, seed: int = 0, tail: float = 0.0) -> torch.Tensor:
+    """Normal numbers; with a tail, most of them are far smaller than some."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 24, generator=generator) * torch.rand(count, 24, generator=generator) ** tail
-    x[0, 1:] = 0
-    out = torch.empty_like(x)
-    encode(x, bits, kind, out)
-    assert bool(((x - out).square().sum(1) <= x.square().sum(1) * (1 + 1e-5)).all())
+    return torch.randn(count, generator=generator) * torch.rand(count, generator=generator) ** tail
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bits", SUPPORTED_BITS)
-def test_zeros_and_tiny_blocks_stay_finite(bits: int, kind: LevelKind) -> None:
-    x = torch.zeros(3, 16)
-    x[1] = 1e-44
-    x[2] = 1e30
-    out = torch.empty_like(x)
-    encode(x, bits, kind, out)
-    assert bool(out.isfinite().all())
-    assert not out[0].any()
+def coded(x: torch.Tensor, bits: int, block: int = 128) -> Coded:
+    return split(encode(x, bits, block, -(-x.numel() // block)), block, bits)
 
 
-def test_a_mean_is_rounded_part_after_part() -> None:
-    """As whoever knows some of the numbers already would add them."""
-    ours, theirs = torch.randn(4, 16), torch.randn(4, 16)
-    parts = [encode(x, 4, "fitted", x)[0] for x in (ours, theirs)]
-    assert torch.equal(decode_mean(together(parts), 4, "fitted", torch.empty_like(ours)), (ours + theirs) * 0.5)
+def decoded(parts: list[Coded], bits: int, elements: int, block: int = 128) -> torch.Tensor:
+    """The mean of some ranks' numbers."""
+    dense = torch.full((elements,), torch.nan)
+    add_mean(parts, bits, block, dense, alpha=None)
+    return dense
 
 
-@given(blocks=st.integers(1, 40), bits=st.sampled_from([1, 2, 3, 4, 8]), kind=st.sampled_from(["fitted", "uniform"]))
-def test_what_is_not_laid_out_adds_what_decoding_gives(blocks: int, bits: int, kind: LevelKind) -> None:
+def levels_of(packed: torch.Tensor, bits: int) -> np.ndarray:
+    """Levels of packed codes, code by code, in numpy; float32."""
+    if bits == 8:
+        return packed.numpy().view(np.int8).astype(np.float32)
+    one_by_one = np.stack([packed.numpy() >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], 1).reshape(-1)
+    return (one_by_one * GRIDS[bits].spacing + GRIDS[bits].lowest).astype(np.float32)
+
+
+@every_width
+@given(
+    st.integers(1, 1000), st.integers(0, 10**6), st.sampled_from([-30, -3, 0, 12, 30]), st.sampled_from([16, 48, 128])
+)
+def test_each_number_gets_the_nearest_level(bits: int, count: int, seed: int, exponent: int, block: int) -> None:
+    """Against float64; only numbers within rounding of halfway between two levels may get the other one."""
+    x = randn(count, seed, tail=2.0) * 10.0**exponent
+    packed, scales = coded(x, bits, block)
+    grid, each_scale = GRIDS[bits], scales.double().repeat_interleave(block)[:count]
+    exact = ((x.double() / each_scale).clamp(grid.lowest, grid.highest) - grid.lowest) / grid.spacing
+    got = (torch.from_numpy(levels_of(packed, bits))[:count].double() - grid.lowest) / grid.spacing
+    assert bool(((got - exact).abs() <= 0.5 + 1e-4).all())
+    assert torch.equal(got, got.round())
+
+
+@every_width
+@given(st.integers(1, 600), st.integers(0, 10**6), st.sampled_from([0.0, 3.0, 30.0]), st.sampled_from([16, 48, 128]))
+def test_coding_never_adds_error_to_a_block(bits: int, count: int, seed: int, tail: float, block: int) -> None:
+    x = randn(count, seed, tail)
+    x[1:block] = 0  # one number and zeros: the worst case for 2 bits
+    lost = torch.nn.functional.pad(x - decoded([coded(x, bits, block)], bits, count, block), (0, -count % block))
+    blocks = torch.nn.functional.pad(x, (0, -count % block)).view(-1, block)
+    energies = blocks.double().square().sum(1)
+    assert bool((lost.view(-1, block).double().square().sum(1) <= energies * (1 + 1e-6)).all())
+
+
+@every_width
+def test_zeros_stay_zeros_and_tiny_numbers_finite(bits: int) -> None:
+    x = torch.zeros(512)
+    x[128:256], x[256:384] = 1e-44, 1e30
+    numbers = decoded([coded(x, bits)], bits, 512)
+    assert bool(numbers.isfinite().all())
+    assert not numbers[:128].any() and not numbers[384:].any()
+
+
+@every_width
+@pytest.mark.parametrize("exponent", [-30, -8, 5, 30])
+def test_the_error_over_the_energy_is_the_same_at_every_scale(bits: int, exponent: int) -> None:
+    x = randn(2000)
+    errors = []
+    for numbers in (x, x * 10.0**exponent):
+        exact = (numbers.double() - decoded([coded(numbers, bits)], bits, 2000)).square().sum()
+        errors.append(float(exact / numbers.double().square().sum()))
+    assert errors[1] == pytest.approx(errors[0], rel=0.02)
+
+
+@every_width
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_a_mean_is_that_of_numpy_bit_for_bit(bits: int, ranks: int) -> None:
+    """In float32, each product and each sum rounded by itself, rank after rank."""
+    parts = [coded(randn(900, rank, tail=1.0) * 10.0 ** (rank - 2), bits) for rank in range(ranks)]
+    total = np.zeros(1024, np.float32)
+    for rank, (packed, scales) in enumerate(parts):
+        numbers = levels_of(packed, bits) * scales.float().numpy().repeat(128)
+        total = numbers if rank == 0 else total + numbers
+    mean = total * np.float32(1 / ranks)
+    assert torch.equal(decoded(parts, bits, 900), torch.from_numpy(mean[:900]))
+
+
+@every_width
+@pytest.mark.parametrize("count", [1, 900, 128 * 70, PIECE_ELEMENTS + 1000])
+def test_torch_s_plain_operators_give_the_bits_of_its_kernels(
+    bits: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = randn(count, tail=1.0)
+    by_kernels = coded(x, bits)
+    numbers = decoded([by_kernels], bits, count)
+    monkeypatch.setattr(codes, "_kernels", lambda bits: None)
+    by_operators = coded(x, bits)
+    assert torch.equal(by_operators.packed, by_kernels.packed)
+    assert torch.equal(by_operators.scales, by_kernels.scales)
+    assert torch.equal(decoded([by_operators], bits, count), numbers)
+
+
+def test_torch_has_the_kernels() -> None:
+    """Without them, coding takes several times as long."""
+    assert all(codes._kernels(bits) for bits in (2, 4))
+
+
+@every_width
+@pytest.mark.parametrize("count", [1, 127, 128, 2000])
+def test_the_error_of_a_small_tensor_is_exact(bits: int, count: int) -> None:
+    x = randn(count, tail=1.0)
+    exact = (x.double() - decoded([coded(x, bits)], bits, count)).square().sum()
+    assert float(coding_error(x, coded(x, bits), bits, 128)) == pytest.approx(float(exact), rel=1e-5)
+
+
+@every_width
+@pytest.mark.parametrize("share", [1.0, 0.003])
+def test_the_error_of_a_large_tensor_is_estimated_also_if_few_blocks_are_not_zero(bits: int, share: float) -> None:
+    x = randn(1 << 19, tail=1.0).view(-1, 128)
+    x *= torch.logspace(-3, 0, len(x)).unsqueeze(1)
+    x[torch.randperm(len(x), generator=torch.Generator().manual_seed(1))[int(share * len(x)) :]] = 0
+    x = x.view(-1)
+    exact = (x.double() - decoded([coded(x, bits)], bits, x.numel())).square().sum()
+    assert float(coding_error(x, coded(x, bits), bits, 128)) == pytest.approx(float(exact), rel=0.15)
+
+
+@every_width
+@given(st.integers(1, 700), st.sampled_from([16, 112]), st.integers(0, 5))
+def test_what_is_not_laid_out_adds_what_decoding_gives(bits: int, count: int, block: int, cut: int) -> None:
     """Also cut off at the tensor's end, and with numbers on top from some position on."""
-    drawn = torch.Generator().manual_seed(blocks)
-    x = torch.randn(2 * blocks, 16, generator=drawn)
-    halves = [x[:blocks], x[blocks:]]
-    parts = together([encode(half, bits, kind)[0] for half in halves])
-    expected = decode_mean(parts, bits, kind, torch.empty(blocks, 16)).view(-1)
-    more = torch.randn(8, generator=drawn)
-    expected[8:16] += more
-    start = torch.randn(16 * blocks - 5, generator=drawn)
-    lazily = CodedMean(parts, bits, kind, 16, (8, more))
-    assert torch.allclose(lazily.add_to(start.clone(), -2.0), start - 2 * expected[:-5], atol=1e-5)
+    parts = [coded(randn(count, seed), bits, block) for seed in range(2)]
+    expected = decoded(parts, bits, count, block)
+    more = randn(8, 9)
+    expected[8:16] += more[: max(0, min(8, count - 8))]
+    messages = torch.stack([torch.cat([part.packed, part.scales.view(torch.uint8)]) for part in parts]).unsqueeze(0)
+    lazily = Messages(messages, bits, block, (8, more))
+    start, left = randn(count, 3), max(0, count - cut)
+    assert torch.allclose(lazily.add_to(start[:left].clone(), -2.0), start[:left] - 2 * expected[:left], atol=1e-5)
+    assert torch.equal(lazily.write_to(torch.full((left,), torch.nan)), expected[:left])
+    assert torch.allclose(lazily.write_to(start.double()), expected.double())
 
 
-@given(seed=st.integers(0, 10**6), bits=st.sampled_from([1, 2, 3, 4, 8]), scale=st.sampled_from([1e-12, 1.0, 1e12]))
-def test_the_error_is_the_same_whether_what_is_decoded_is_kept(seed: int, bits: int, scale: float) -> None:
-    x = scale * torch.randn(32, 16, generator=torch.Generator().manual_seed(seed))
-    x[0], x[1, 1:] = 0, 0
-    kept, exact = encode(x, bits, "fitted", torch.empty_like(x))
-    dropped, quick = encode(x, bits, "fitted")
-    assert torch.equal(kept.packed, dropped.packed) and torch.equal(kept.scales, dropped.scales)
-    assert float(quick) == pytest.approx(float(exact), rel=1e-3)
-
-
-@pytest.mark.parametrize("bits", FITTED_LEVELS)
-def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
-    """Each level is the mean of a normal law between its thresholds (Max 1960): moving any gains nothing."""
-    x = torch.randn(1, 1 << 18, generator=torch.Generator().manual_seed(0)).double()
-    every = levels(bits, "fitted").double() * (FITTED_LEVELS[1][0] if bits == 1 else 1.0)
-    which = torch.bucketize(x[0], (every[1:] + every[:-1]) / 2)
-    for code, level in enumerate(every):
-        assert abs(float(x[0][which == code].mean()) - float(level)) < 0.02
+@every_width
+@pytest.mark.parametrize(("shards", "parts"), [(1, 1), (1, 2), (3, 1), (2, 2), (2, 5)])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_messages_of_shards_are_those_of_the_whole(bits: int, shards: int, parts: int, offset: int) -> None:
+    elements = shards * 7 * 48
+    xs = [randn(elements, seed=part) for part in range(parts)]
+    made = [encode_messages(x, bits, 48, shards)[0] for x in xs]
+    wider = torch.nn.functional.pad(torch.stack(made, dim=1), (offset, 5))  # cut out of longer ones, maybe unaligned
+    messages = Messages(wider[..., offset:-5], bits, 48)
+    assert torch.equal(messages.decoded(), decoded([coded(x, bits, 48) for x in xs], bits, elements, 48))
 
 
 @given(

@@ -28,8 +28,7 @@ ALL = (
     compressors.artopk,
     compressors.artopk(choose="var", values="float16"),
     compressors.quantize,
-    compressors.quantize(1, levels="uniform"),
-    compressors.quantize(3, levels="uniform"),
+    compressors.quantize(2, block=48),
     compressors.quantize(2, rotate=True),
     compressors.quantize(4, exchange="gather"),
     compressors.quantize(1, back_bits=4),
@@ -47,7 +46,6 @@ FURTHER = (
     compressors.randomk(values="bfloat16"),
     compressors.randomk(block=64),
     compressors.topkc(values="float16"),
-    compressors.quantize(levels="uniform"),
 )
 """Further combinations of these values, for a nightly run."""
 

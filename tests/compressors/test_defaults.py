@@ -17,12 +17,11 @@ from gravac.testing import average, averagers, cfs_of, gradients, residual_of
 
 WAYS = (
     *COMPRESSORS.values(),
-    quantize(levels="uniform"),
     quantize(4, exchange="gather"),
     quantize(1, back_bits=4),
     quantize(2, rotate=True),
     thc(rotate="full", bits=8),
-    topkc(values=quantize(3)),
+    topkc(values=quantize(1)),
     ladder(quantize(2), topkc),
 )
 

@@ -38,7 +38,7 @@ ROWS = 1 << 8
 COLUMNS = (1 << 9, 1 << 12)
 """Columns: 2¹⁷ elements, and 2²⁰; fewer have indices of 16 bits, which are converted."""
 
-MOST = {"dense": 5, "quantize": 170, "topk": 20, "topkc": 130, "powersgd": 110, "randomk": 80, "thc": 170}
+MOST = {"dense": 5, "quantize": 181, "topk": 20, "topkc": 130, "powersgd": 110, "randomk": 80, "thc": 170}
 """Kernels of a family, at most, over 8 ranks: encode, decode, adding the mean, and taking what was sent off."""
 
 MEMBERS = [(member, member.candidates((1.0, 300.0))) for member in ladder.members]
@@ -46,9 +46,9 @@ MEMBERS = [(member, member.candidates((1.0, 300.0))) for member in ladder.member
 CASES: tuple[tuple[Compressor, float], ...] = (
     *((member, cfs[0] if isinstance(cfs, tuple) and cfs else 100.0) for member, cfs in MEMBERS),
     *((one, 100.0) for one in (topk, topk(values="float16"), topkc, topkc(chunk=100), powersgd, randomk)),
-    *((one, 100.0) for one in (randomk(block=100), topkc(chunk=100, values=quantize(3)), powersgd(iterations=2))),
+    *((one, 100.0) for one in (randomk(block=100), topkc(chunk=100, values=quantize(2)), powersgd(iterations=2))),
     *((one, 8.0) for one in (thc, thc(exchange="lanes"), thc(sum_bits=4))),
-    *((one, 8.0) for one in (quantize(2, rotate=True), quantize(4, levels="uniform"), quantize(1, back_bits=8))),
+    *((one, 8.0) for one in (quantize(2, rotate=True), quantize(4, block=64), quantize(1, back_bits=8))),
 )
 
 OTHERS: tuple[tuple[Compressor, float], ...] = (
@@ -100,8 +100,9 @@ def test_the_host_waits_for_nothing_and_as_many_kernels_run_for_any_tensor(compr
     assert sum(large.kernels.values()) <= MOST[compressor.name], large.kernels
 
 
-@pytest.mark.parametrize(("world", "most"), [(2, 32), (8, 60)])
+@pytest.mark.parametrize(("world", "most"), [(2, 34), (8, 76)])
 def test_four_bits_take_few_kernels(world: int, most: int) -> None:
+    """Ranks' numbers are added one rank after another, so that all devices get the same bits."""
     seen = counted(lambda x, ctx: step(quantize(4), x, 8.0, ctx), world, COLUMNS[-1])
     assert sum(seen.kernels.values()) <= most, seen.kernels
 

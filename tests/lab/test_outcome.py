@@ -39,7 +39,7 @@ def outcome(method: str, steps: int, final: float, wire_bytes: int = 1000) -> De
         samples_per_s=steps * 16 / 10,
         wire_bytes=wire_bytes,
         curve=(CurvePoint(step=0, seconds=0.0, metric=5.0), CurvePoint(step=steps, seconds=10.0, metric=final)),
-        cf_path=(change(0, "hook", "ladder", 10.24),),
+        cf_path=(change(0, "hook", "ladder", 7.76),),
     )
 
 
@@ -89,7 +89,7 @@ def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
         show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, log_dir=Path("runs/x"))
     shown = captured.get()
     assert ("paced, no emulated link" in shown) == paced
-    assert "3 bits (10x fewer bytes): start" in shown
+    assert "4 bits (7.8x fewer bytes): start" in shown
     for expected in (
         "float16",
         "every=(1, 100)",

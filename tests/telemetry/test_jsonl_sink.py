@@ -137,7 +137,7 @@ candidates = st.builds(
     numbers,
     every=st.integers(1, 100),
     delay=st.integers(0, 100),
-    sends=st.sampled_from(["", "3 bits (9.5x fewer bytes)"]),
+    sends=st.sampled_from(["", "4 bits (7.5x fewer bytes)"]),
 )
 forecasts = st.builds(
     Forecast,

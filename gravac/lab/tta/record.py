@@ -62,7 +62,7 @@ class DecisionPoint(_JsonRecord):
         every: number of steps from one exchange to the next.
         delay: number of steps that each exchange is in flight before its mean is applied.
         mode: mode of the steps: ``native``, ``hook`` or ``outer``.
-        sends: what an exchange sends, in words, such as ``"3 bits (9.5x fewer bytes)"``.
+        sends: what an exchange sends, in words, such as ``"4 bits (7.5x fewer bytes)"``.
         changed: whether the decision changes the candidate (way to run steps).
         gain: gain of the window before the decision; ``None`` if not known.
         t_system: samples per second over all ranks in the window before the decision; ``None`` if not known.
