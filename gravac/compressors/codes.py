@@ -8,15 +8,18 @@ A code stands for a level, an integer or half an integer; the decoded number is 
 bits levels                                scale of a block
 ==== ===================================== ============================
 8    -127, -126, ..., 127                  largest magnitude / 127
-4    -8, -7, ..., 7                        largest magnitude / 8
+4    -7.5, -6.5, ..., -0.5, 0.5, ..., 7.5  largest magnitude / 7.5
 2    -1.5, -0.5, 0.5, 1.5                  0.97 times the root mean square
 1    -1, 1                                 mean magnitude
 ==== ===================================== ============================
 
-No coding increases the error beyond the numbers: ``‖x - decoded‖ <= ‖x‖`` for every block. With 8 and 4 bits, that
-holds for each number, since 0 is a level. With 1 bit, the scale is the least-squares one. With 2 bits, it holds for
-blocks of up to 128 numbers; 0.996 times the root mean square would have the least error for normal numbers, but would
-break it for a block of one number and zeros.
+Up to 4 bits, 0 is not a level: every number keeps its sign. With the levels -8 to 7, most numbers of a block that has
+some large ones become 0, and their parameters do not train (``docs/evidence/decisions.md``).
+
+No coding increases the error beyond the numbers: ``‖x - decoded‖ <= ‖x‖`` for every block of up to 128 numbers. In a
+block of n numbers, 4 bits lose at most n / 225 of the energy. With 1 bit, the scale is the least-squares one. With 2
+bits, 0.996 times the root mean square would have the least error for normal numbers, but would break the bound for one
+number and 127 zeros.
 
 A scale has 8 significant bits (bfloat16) and a level at most 7. Their product is exact in float32, so that all
 processors decode to the same bits, whether they add it with or without rounding the product first. Encoding may round
@@ -42,13 +45,13 @@ SCALE_DTYPE = torch.bfloat16
 """Number format of a block's scale on the wire: float32's range in half the bytes."""
 
 LONGEST_BLOCK = 128
-"""Largest number of numbers per scale; see the bound for 2 bits above."""
+"""Largest number of numbers per scale; see the bound above."""
 
 PIECE_ELEMENTS = 1 << 18
 """Number of elements that a CPU codes at a time: few enough for its cache, and enough to make calls cheap."""
 
-SAMPLED_BLOCKS = 128
-"""Number of blocks from which a CPU estimates the error of coding a tensor; smaller tensors have an exact error."""
+SAMPLED_ELEMENTS = 1 << 14
+"""Number of elements from which a CPU estimates the error of coding a tensor; smaller tensors have an exact error."""
 
 ENDS = 32
 """Numbers appended to a piece before it is packed: half have the lowest level, half the highest.
@@ -65,7 +68,7 @@ class Grid(NamedTuple):
     spacing: float = 1.0
 
 
-GRIDS = {1: Grid(-1.0, 1.0, 2.0), 2: Grid(-1.5, 1.5), 4: Grid(-8.0, 7.0), 8: Grid(-127.0, 127.0)}
+GRIDS = {1: Grid(-1.0, 1.0, 2.0), 2: Grid(-1.5, 1.5), 4: Grid(-7.5, 7.5), 8: Grid(-127.0, 127.0)}
 """Levels by bits per code."""
 
 BITS = tuple(GRIDS)
@@ -216,15 +219,17 @@ def add_mean(parts: Sequence[Coded], bits: int, block: int, dense: torch.Tensor,
         alpha: factor of the mean; ``None``: ``dense`` is overwritten with the mean.
     """
     block_count, piece_elements = len(parts[0].scales), _elements_per_piece(dense, block)
-    scratch = dense.new_empty(min(piece_elements, block_count * block), dtype=torch.float32)
     writes_directly = alpha is None and dense.dtype == torch.float32 and dense.is_contiguous()
+    scratch: torch.Tensor | None = None
     for first_block in range(0, block_count, piece_elements // block):
         target = dense[first_block * block : first_block * block + piece_elements]
-        blocks_left = block_count - first_block
-        if writes_directly and target.numel() == min(piece_elements, blocks_left * block):
+        element_count = min(piece_elements, (block_count - first_block) * block)
+        if writes_directly and target.numel() == element_count:
             decode_mean(parts, bits, block, first_block, target.view(-1, block))
             continue
-        numbers = scratch[: blocks_left * block]
+        if scratch is None:  # all pieces use the same memory: allocating new memory takes as long as decoding
+            scratch = dense.new_empty(element_count, dtype=torch.float32)
+        numbers = scratch[:element_count]
         decode_mean(parts, bits, block, first_block, numbers.view(-1, block))
         if alpha is None:
             target.copy_(numbers[: target.numel()])
@@ -236,7 +241,7 @@ def coding_error(x: torch.Tensor, coded: Coded, bits: int, block: int) -> torch.
     """Return ``‖x - decoded‖²``, 0-d, float64; of a large tensor on a CPU, an estimate from a sample of blocks.
 
     A block is sampled in proportion to its squared scale, and so about to its share of the error. Blocks of zeros are
-    never sampled.
+    never sampled. Zeros that fill up the last block count, as do those between tensors that were joined.
 
     Args:
         x: the numbers that were coded: float32, flat, finite.
@@ -244,21 +249,22 @@ def coding_error(x: torch.Tensor, coded: Coded, bits: int, block: int) -> torch.
         bits: bits per code.
         block: numbers per scale.
     """
-    block_count = x.numel() // block
-    if block_count <= SAMPLED_BLOCKS or not x.is_cpu:
-        decoded = x.new_empty(len(coded.scales) * block)
-        decode_mean([coded], bits, block, 0, decoded.view(-1, block))
-        return energy(torch.sub(x, decoded[: x.numel()]))
+    block_count, sample_size = x.numel() // block, SAMPLED_ELEMENTS // block
+    if block_count <= sample_size or not x.is_cpu:
+        rows = rows_of(x, block)
+        decoded = torch.empty_like(rows)
+        decode_mean([coded], bits, block, 0, decoded)
+        return energy(torch.sub(rows, decoded, out=decoded).view(-1))
     # numpy, since torch takes several times as long for operations on few numbers
     scales = coded.scales.float().numpy()
     cumulative = np.cumsum(np.square(scales[:block_count], dtype=np.float64))
-    chosen = np.searchsorted(cumulative, np.arange(0.5, SAMPLED_BLOCKS) / SAMPLED_BLOCKS * cumulative[-1])
+    chosen = np.searchsorted(cumulative, np.arange(0.5, sample_size) / sample_size * cumulative[-1])
     inverse = 1 / np.maximum(scales[chosen, None], np.finfo(np.float32).tiny)
     scaled = x.numpy()[: block_count * block].reshape(-1, block)[chosen] * inverse
     grid = GRIDS[bits]
     levels = np.rint((scaled - grid.lowest) / grid.spacing) * grid.spacing + grid.lowest
     scaled -= levels.clip(grid.lowest, grid.highest)
-    error = np.square(scaled).sum() / SAMPLED_BLOCKS * np.square(scales, dtype=np.float64).sum()
+    error = np.square(scaled).sum() / sample_size * np.square(scales, dtype=np.float64).sum()
     return torch.tensor(error, dtype=torch.float64, device="cpu")
 
 
@@ -300,7 +306,8 @@ def _encode_piece(
         packed.view(torch.int8).view_as(rows).copy_(scaled.round_())
         return
     grid = GRIDS[bits]
-    scaled.clamp_(grid.lowest, grid.highest)
+    if bits == 2:
+        scaled.clamp_(grid.lowest, grid.highest)
     kernels = _kernels(bits) if rows.is_cpu else None
     if kernels is None:
         pack_into(packed, scaled.sub_(grid.lowest).round_().to(torch.uint8).view(-1), bits)
@@ -312,7 +319,7 @@ def _encode_piece(
 def _fit_scales(rows: torch.Tensor, bits: int, scratch: torch.Tensor, scales: torch.Tensor) -> None:
     """Compute the scale of each row of a matrix, and store it in ``scales``; overwrites ``scratch``, of rows' shape."""
     if bits == 1:
-        scales.copy_(torch.abs(rows, out=scratch).mean(1))
+        scales.copy_(torch.abs(rows, out=scratch).mul_(1 / rows.shape[1]).sum(1))  # no sum overflows
     elif bits == 2:
         scales.copy_(_norms(rows).mul_(RMS_PER_SCALE / rows.shape[1] ** 0.5))
     else:

@@ -18,7 +18,7 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.collectives import AllReduce
-from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
+from gravac.compressors import Addend, Compressor, Context, Dense, Reduced, dense, randomk, topk
 from gravac.compressors.base import Rounds, energy, k_for
 from gravac.controllers.base import Decision, Measurement, Sums
 from gravac.engine.admission import Admission
@@ -212,7 +212,7 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
 
 
 @dataclass
-class Half:
+class Half(Addend):
     """Half of a tensor, not laid out."""
 
     of: torch.Tensor

@@ -19,7 +19,7 @@ from tests.measure.results import write
 
 CASES: tuple[tuple[str, Compressor, float], ...] = (
     ("dense", dense, 1.0),
-    *((f"quantize({bits})", quantize(bits), 32.0 / bits) for bits in (8, 4, 3, 2, 1)),
+    *((f"quantize({bits})", quantize(bits), 32.0 / bits) for bits in (8, 4, 2, 1)),
     *((one.name, one, 100.0) for one in (topk, topkc, randomk, dgc, redsync)),
     ("topkc(values=quantize(1))", topkc(values=quantize(1)), 100.0),
     ("powersgd(4)", powersgd(4), 128.0),
