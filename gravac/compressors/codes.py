@@ -4,22 +4,24 @@
 
 A code stands for a level, an integer or half an integer; the decoded number is the level times the block's scale.
 
-==== ===================================== ============================
+==== ===================================== ===========================
 bits levels                                scale of a block
-==== ===================================== ============================
+==== ===================================== ===========================
 8    -127, -126, ..., 127                  largest magnitude / 127
-4    -7.5, -6.5, ..., -0.5, 0.5, ..., 7.5  largest magnitude / 7.5
-2    -1.5, -0.5, 0.5, 1.5                  0.97 times the root mean square
-1    -1, 1                                 mean magnitude
-==== ===================================== ============================
+4    ±0.5, ±1.5, ±2.5, ±5, ±9, ±13,        largest magnitude / 21
+     ±17, ±21
+2    ±3, ±10                               0.151 times root mean square
+1    ±1                                    mean magnitude
+==== ===================================== ===========================
 
-Up to 4 bits, 0 is not a level: every number keeps its sign. With the levels -8 to 7, most numbers of a block that has
-some large ones become 0, and their parameters do not train (``docs/evidence/decisions.md``).
+With 4 bits, small numbers have a quarter of the error of large ones: Adam divides each parameter's gradient by its
+size, so that errors in proportion to a block's largest number drown the small ones. Evenly spaced levels train worse
+(``docs/evidence/decisions.md``). The levels of 2 bits are in the ratio of those that have the least squared error for a
+normal distribution (Max, "Quantizing for Minimum Distortion", IRE Trans. Inf. Theory 1960, table I), as is their scale.
+Up to 4 bits, 0 is not a level: every number keeps its sign.
 
-No coding increases the error beyond the numbers: ``‖x - decoded‖ <= ‖x‖`` for every block of up to 128 numbers. In a
-block of n numbers, 4 bits lose at most n / 225 of the energy. With 1 bit, the scale is the least-squares one. With 2
-bits, 0.996 times the root mean square would have the least error for normal numbers, but would break the bound for one
-number and 127 zeros.
+No coding increases the error beyond the numbers: ``‖x - decoded‖ <= ‖x‖`` for every block of up to 128 numbers. The
+worst block has one number and zeros, which are decoded to the smallest level.
 
 A scale has 8 significant bits (bfloat16) and a level at most 7. Their product is exact in float32, so that all
 processors decode to the same bits, whether they add it with or without rounding the product first. Encoding may round
@@ -60,22 +62,22 @@ The kernel handles 32 numbers at a time.
 """
 
 
-class Grid(NamedTuple):
-    """Levels of a code, evenly spaced: ``lowest``, ``lowest + spacing``, ..., ``highest``."""
+LEVELS: dict[int, tuple[float, ...]] = {
+    1: (-1, 1),
+    2: (-10, -3, 3, 10),
+    4: (-21, -17, -13, -9, -5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 5, 9, 13, 17, 21),
+    8: tuple(range(-127, 128)),
+}
+"""Level of each code, ascending, by bits per code; with 8 bits, a code is an int8 and its own level."""
 
-    lowest: float
-    highest: float
-    spacing: float = 1.0
-
-
-GRIDS = {1: Grid(-1.0, 1.0, 2.0), 2: Grid(-1.5, 1.5), 4: Grid(-7.5, 7.5), 8: Grid(-127.0, 127.0)}
-"""Levels by bits per code."""
-
-BITS = tuple(GRIDS)
+BITS = tuple(LEVELS)
 """Supported bits per code, ascending."""
 
-RMS_PER_SCALE = 0.97
-"""Scale of a block of codes of 2 bits / root mean square of the block."""
+RMS_PER_SCALE = 0.151
+"""Scale of a block of codes of 2 bits / root mean square of the block: the levels are 0.453 and 1.51 of it."""
+
+GRID_ENDS = {2: 1.5, 4: 7.5}
+"""Largest number on the grid to which numbers are rounded before they are packed; the smallest is its negative."""
 
 _SIGNS_OF_BYTES = (
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int8) * 2 - 1
@@ -83,8 +85,23 @@ _SIGNS_OF_BYTES = (
 """The levels of the eight codes of 1 bit in each byte, as int8 in a machine word."""
 
 
+class _Unbending(NamedTuple):
+    """How levels are computed from numbers on the grid: ``y - share * clamp(y, -bend, bend)``, y = steepness * number.
+
+    All products and sums are exact in float32.
+    """
+
+    steepness: float
+    bend: float
+    share: float
+
+
+_UNBENDING = {2: _Unbending(7, 0.5, 1), 4: _Unbending(4, 12, 0.75)}
+"""For 4 bits, levels are 1 apart up to 3, and then 4. For 2 bits, ±3.5 and ±10.5 become ±3 and ±10."""
+
+
 class _Kernels(NamedTuple):
-    """torch's operators that pack rows of float32 with a grid's ends and step appended to each row, and unpack them."""
+    """torch's operators that pack rows of float32 with a grid's step and end appended to each row, and unpack them."""
 
     pack: Callable[[torch.Tensor], torch.Tensor]
     unpack: Callable[[torch.Tensor], torch.Tensor]
@@ -105,24 +122,24 @@ def _levels_of_bytes(bits: int, device: torch.device) -> torch.Tensor:
 
     The table is cached, so that it is copied to a device only once.
     """
-    grid, mask = GRIDS[bits], (1 << bits) - 1
-    levels = [
-        [(byte >> shift & mask) * grid.spacing + grid.lowest for shift in range(0, 8, bits)] for byte in range(256)
-    ]
-    return torch.tensor(levels, dtype=torch.float32, device="cpu").to(device)
+    mask = (1 << bits) - 1
+    rows = [[LEVELS[bits][byte >> shift & mask] for shift in range(0, 8, bits)] for byte in range(256)]
+    return torch.tensor(rows, dtype=torch.float32, device="cpu").to(device)
 
 
 @functools.cache
 def _ends_of_grid(bits: int) -> torch.Tensor:
     """Return the numbers that are appended to a piece before it is packed: ``[ENDS]``; see ``ENDS``."""
-    grid = GRIDS[bits]
-    return torch.tensor([grid.lowest, grid.highest], dtype=torch.float32, device="cpu").repeat_interleave(ENDS // 2)
+    end = GRID_ENDS[bits]
+    return torch.tensor([-end, end], dtype=torch.float32, device="cpu").repeat_interleave(ENDS // 2)
 
 
 @functools.cache
 def _step_and_lowest(bits: int) -> torch.Tensor:
-    """Return the bytes that follow a row that the kernel packed: the grid's step, 1, and its lowest level, float16."""
-    return torch.tensor([1.0, GRIDS[bits].lowest], dtype=torch.float16, device="cpu").view(torch.uint8)
+    """Return the bytes that follow a row for the kernel to unpack: step and lowest number of the grid, in float16."""
+    steepness = _UNBENDING[bits].steepness
+    step_and_lowest = [steepness, -steepness * GRID_ENDS[bits]]
+    return torch.tensor(step_and_lowest, dtype=torch.float16, device="cpu").view(torch.uint8)
 
 
 class Coded(NamedTuple):
@@ -241,7 +258,7 @@ def coding_error(x: torch.Tensor, coded: Coded, bits: int, block: int) -> torch.
     """Return ``‖x - decoded‖²``, 0-d, float64; of a large tensor on a CPU, an estimate from a sample of blocks.
 
     A block is sampled in proportion to its squared scale, and so about to its share of the error. Blocks of zeros are
-    never sampled. Zeros that fill up the last block count, as do those between tensors that were joined.
+    never sampled.
 
     Args:
         x: the numbers that were coded: float32, flat, finite.
@@ -251,20 +268,18 @@ def coding_error(x: torch.Tensor, coded: Coded, bits: int, block: int) -> torch.
     """
     block_count, sample_size = x.numel() // block, SAMPLED_ELEMENTS // block
     if block_count <= sample_size or not x.is_cpu:
-        rows = rows_of(x, block)
-        decoded = torch.empty_like(rows)
-        decode_mean([coded], bits, block, 0, decoded)
-        return energy(torch.sub(rows, decoded, out=decoded).view(-1))
+        decoded = x.new_empty(len(coded.scales) * block)
+        decode_mean([coded], bits, block, 0, decoded.view(-1, block))
+        return energy(torch.sub(x, decoded[: x.numel()]))
     # numpy, since torch takes several times as long for operations on few numbers
     scales = coded.scales.float().numpy()
     cumulative = np.cumsum(np.square(scales[:block_count], dtype=np.float64))
     chosen = np.searchsorted(cumulative, np.arange(0.5, sample_size) / sample_size * cumulative[-1])
+    packed = coded.packed.numpy().reshape(-1, packed_bytes(block, bits))[chosen]
+    lost = _levels(torch.from_numpy(packed).view(-1), bits).numpy().reshape(-1, block)
     inverse = 1 / np.maximum(scales[chosen, None], np.finfo(np.float32).tiny)
-    scaled = x.numpy()[: block_count * block].reshape(-1, block)[chosen] * inverse
-    grid = GRIDS[bits]
-    levels = np.rint((scaled - grid.lowest) / grid.spacing) * grid.spacing + grid.lowest
-    scaled -= levels.clip(grid.lowest, grid.highest)
-    error = np.square(scaled).sum() / sample_size * np.square(scales, dtype=np.float64).sum()
+    lost -= x.numpy()[: block_count * block].reshape(-1, block)[chosen] * inverse
+    error = np.square(lost).sum() / sample_size * np.square(scales, dtype=np.float64).sum()
     return torch.tensor(error, dtype=torch.float64, device="cpu")
 
 
@@ -296,36 +311,47 @@ def _encode_piece(
         packed: memory for the codes: uint8, flat; overwritten.
         scales: memory for the scales: ``SCALE_DTYPE``, ``[blocks]``; overwritten.
     """
-    scaled = scratch[:-ENDS].view_as(rows)
-    _fit_scales(rows, bits, scaled, scales)
+    numbers = scratch[:-ENDS].view_as(rows)
     if bits == 1:
+        scales.copy_(torch.abs(rows, out=numbers).mul_(1 / rows.shape[1]).sum(1))  # no sum overflows
         packed.copy_(_pack_signs(rows))
-        return
-    torch.mul(rows, _inverse(scales), out=scaled)
-    if bits == 8:
-        packed.view(torch.int8).view_as(rows).copy_(scaled.round_())
-        return
-    grid = GRIDS[bits]
-    if bits == 2:
-        scaled.clamp_(grid.lowest, grid.highest)
-    kernels = _kernels(bits) if rows.is_cpu else None
+    elif bits == 2:
+        scales.copy_(_norms(rows).mul_(RMS_PER_SCALE / rows.shape[1] ** 0.5))
+        # numbers are rounded to ±0.5 and ±1.5, and so at 1: halfway between the levels 3 and 10
+        threshold = (LEVELS[bits][-2] + LEVELS[bits][-1]) / 2
+        torch.mul(rows, _inverse(scales).mul_(1 / threshold), out=numbers).clamp_(-GRID_ENDS[bits], GRID_ENDS[bits])
+        _pack(scratch, bits, packed)
+    elif bits == 4:
+        _store_largest(torch.abs(rows, out=numbers), bits, scales)
+        # up to 3 scales, numbers become numbers on the grid; beyond, four scales become one step
+        torch.mul(rows, _inverse(scales).mul_(0.25), out=numbers)
+        numbers.add_(numbers.clamp(-0.75, 0.75), alpha=3)
+        _pack(scratch, bits, packed)
+    else:
+        _store_largest(torch.abs(rows, out=numbers), bits, scales)
+        packed.view(torch.int8).view_as(rows).copy_(torch.mul(rows, _inverse(scales), out=numbers).round_())
+
+
+def _store_largest(magnitudes: torch.Tensor, bits: int, scales: torch.Tensor) -> None:
+    """Store each row's largest magnitude / the largest level in ``scales``, rounded up, so that no number is larger."""
+    scales.copy_(magnitudes.amax(1).mul_((1 + 2.0**-8) / LEVELS[bits][-1]))
+
+
+def _pack(scratch: torch.Tensor, bits: int, packed: torch.Tensor) -> None:
+    """Round numbers to the grid of ``GRID_ENDS``, and pack their codes of 2 or 4 bits.
+
+    Args:
+        scratch: the numbers, followed by ``ENDS`` numbers that are overwritten: float32, flat; overwritten.
+        bits: bits per code.
+        packed: memory for the codes: uint8, flat; overwritten.
+    """
+    kernels = _kernels(bits) if scratch.is_cpu else None
     if kernels is None:
-        pack_into(packed, scaled.sub_(grid.lowest).round_().to(torch.uint8).view(-1), bits)
+        codes = scratch[:-ENDS].add_(GRID_ENDS[bits]).round_().to(torch.uint8)
+        pack_into(packed, codes, bits)
         return
     scratch[-ENDS:] = _ends_of_grid(bits)
     packed.copy_(kernels.pack(scratch.unsqueeze(0))[0, : len(packed)])
-
-
-def _fit_scales(rows: torch.Tensor, bits: int, scratch: torch.Tensor, scales: torch.Tensor) -> None:
-    """Compute the scale of each row of a matrix, and store it in ``scales``; overwrites ``scratch``, of rows' shape."""
-    if bits == 1:
-        scales.copy_(torch.abs(rows, out=scratch).mul_(1 / rows.shape[1]).sum(1))  # no sum overflows
-    elif bits == 2:
-        scales.copy_(_norms(rows).mul_(RMS_PER_SCALE / rows.shape[1] ** 0.5))
-    else:
-        magnitudes = torch.abs(rows, out=scratch).amax(1)
-        # rounded up, so that no level is beyond the grid
-        scales.copy_(magnitudes.mul_((1 + 2.0**-8) / -GRIDS[bits].lowest))
 
 
 def _norms(rows: torch.Tensor) -> torch.Tensor:
@@ -362,4 +388,6 @@ def _levels(packed: torch.Tensor, bits: int) -> torch.Tensor:
     kernels = _kernels(bits) if packed.is_cpu else None
     if kernels is None:
         return _levels_of_bytes(bits, packed.device).index_select(0, packed.int()).view(-1)
-    return kernels.unpack(torch.cat([packed, _step_and_lowest(bits)]).unsqueeze(0)).view(-1)
+    _, bend, share = _UNBENDING[bits]
+    numbers = kernels.unpack(torch.cat([packed, _step_and_lowest(bits)]).unsqueeze(0)).view(-1)
+    return numbers.sub_(numbers.clamp(-bend, bend), alpha=share)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.compressors import codes, rotation
-from gravac.compressors.codes import BITS, GRIDS, PIECE_ELEMENTS, Coded, add_mean, coding_error, encode, split
+from gravac.compressors.codes import BITS, LEVELS, PIECE_ELEMENTS, Coded, add_mean, coding_error, encode, split
 from gravac.compressors.draws import Draws
 from gravac.compressors.messages import Messages, encode_messages
 from gravac.compressors.packing import SUPPORTED_BITS, pack, pack_into, packed_bytes, unpack
@@ -62,22 +62,38 @@ def levels_of(packed: torch.Tensor, bits: int) -> np.ndarray:
     if bits == 8:
         return packed.numpy().view(np.int8).astype(np.float32)
     one_by_one = np.stack([packed.numpy() >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], 1).reshape(-1)
-    return (one_by_one * GRIDS[bits].spacing + GRIDS[bits].lowest).astype(np.float32)
+    return np.array(LEVELS[bits], np.float32)[one_by_one]
+
+
+def test_levels_are_symmetric_and_exact_times_a_scale() -> None:
+    """A level has at most 7 significant bits and a scale 8, of float32's 24."""
+    for bits, levels in LEVELS.items():
+        assert levels == tuple(-level for level in reversed(levels))
+        assert all((2 * level).is_integer() and abs(2 * level) <= 254 for level in map(float, levels))
+        assert bits == 8 or len(levels) == 1 << bits
 
 
 @every_width
 @given(
-    st.integers(1, 1000), st.integers(0, 10**6), st.sampled_from([-30, -3, 0, 12, 30]), st.sampled_from([16, 48, 128])
+    count=st.integers(1, 1000),
+    seed=st.integers(0, 10**6),
+    exponent=st.sampled_from([-30, -3, 0, 12, 30]),
+    block=st.sampled_from([16, 48, 128]),
 )
-def test_each_number_gets_the_nearest_level(bits: int, count: int, seed: int, exponent: int, block: int) -> None:
-    """Against float64; only numbers within rounding of halfway between two levels may get the other one."""
+def test_each_number_gets_the_level_of_its_interval(
+    bits: int, count: int, seed: int, exponent: float, block: int
+) -> None:
+    """Against float64: the nearest level, but 5 from 3 on; numbers within rounding of a bound may get the next one."""
     x = randn(count, seed, tail=2.0) * 10.0**exponent
     packed, scales = coded(x, bits, block)
-    grid, each_scale = GRIDS[bits], scales.double().repeat_interleave(block)[:count]
-    exact = ((x.double() / each_scale).clamp(grid.lowest, grid.highest) - grid.lowest) / grid.spacing
-    got = (torch.from_numpy(levels_of(packed, bits))[:count].double() - grid.lowest) / grid.spacing
-    assert bool(((got - exact).abs() <= 0.5 + 1e-4).all())
-    assert torch.equal(got, got.round())
+    levels = torch.tensor(LEVELS[bits], dtype=torch.float64)
+    bounds = (levels[1:] + levels[:-1]) / 2
+    if bits == 4:
+        bounds[bounds.abs() == 3.75] = torch.tensor([-3.0, 3.0], dtype=torch.float64)
+    exact = x.double() / scales.double().repeat_interleave(block)[:count]
+    got = torch.from_numpy(levels_of(packed, bits))[:count].double()
+    low, high = (torch.bucketize(exact * (1 + nudge), bounds) for nudge in (-1e-5, 1e-5))
+    assert bool(((got == levels[low]) | (got == levels[high]) | (exact.abs() < 1e-5)).all())
 
 
 @every_width
@@ -148,9 +164,8 @@ def test_torch_has_the_kernels() -> None:
 @pytest.mark.parametrize("count", [1, 127, 128, 2000])
 def test_the_error_of_a_small_tensor_is_exact(bits: int, count: int) -> None:
     x = randn(count, tail=1.0)
-    padded = torch.nn.functional.pad(x, (0, -count % 128))
-    exact = (padded.double() - decoded([coded(x, bits)], bits, padded.numel())).square().sum()
-    assert float(coding_error(x, coded(x, bits), bits, 128)) == pytest.approx(float(exact), rel=1e-5)
+    exact = (x.double() - decoded([coded(x, bits)], bits, count)).square().sum()
+    assert float(coding_error(x, coded(x, bits), bits, 128)) == pytest.approx(float(exact), rel=1e-5, abs=1e-12)
 
 
 @every_width

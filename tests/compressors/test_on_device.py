@@ -38,7 +38,7 @@ ROWS = 1 << 8
 COLUMNS = (1 << 9, 1 << 12)
 """Columns: 2¹⁷ elements, and 2²⁰; fewer have indices of 16 bits, which are converted."""
 
-MOST = {"dense": 5, "quantize": 181, "topk": 20, "topkc": 131, "powersgd": 110, "randomk": 80, "thc": 170}
+MOST = {"dense": 5, "quantize": 184, "topk": 20, "topkc": 132, "powersgd": 110, "randomk": 80, "thc": 170}
 """Kernels of a family, at most, over 8 ranks: encode, decode, adding the mean, and taking what was sent off."""
 
 MEMBERS = [(member, member.candidates((1.0, 300.0))) for member in ladder.members]
@@ -100,7 +100,7 @@ def test_the_host_waits_for_nothing_and_as_many_kernels_run_for_any_tensor(compr
     assert sum(large.kernels.values()) <= MOST[compressor.name], large.kernels
 
 
-@pytest.mark.parametrize(("world", "most"), [(2, 34), (8, 76)])
+@pytest.mark.parametrize(("world", "most"), [(2, 36), (8, 80)])
 def test_four_bits_take_few_kernels(world: int, most: int) -> None:
     """Ranks' numbers are added one rank after another, so that all devices get the same bits."""
     seen = counted(lambda x, ctx: step(quantize(4), x, 8.0, ctx), world, COLUMNS[-1])
