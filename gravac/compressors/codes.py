@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import softshrink
 
 from gravac.compressors.packing import pack, pack_into, packed_bytes
 from gravac.compressors.squares import MIN_EXACT_ENERGY, energy, norms_of_rows
@@ -85,19 +86,8 @@ _SIGNS_OF_BYTES = (
 """The levels of the eight codes of 1 bit in each byte, as int8 in a machine word."""
 
 
-class _Unbending(NamedTuple):
-    """How levels are computed from numbers on the grid: ``y - share * clamp(y, -bend, bend)``, y = steepness * number.
-
-    All products and sums are exact in float32.
-    """
-
-    steepness: float
-    bend: float
-    share: float
-
-
-_UNBENDING = {2: _Unbending(7, 0.5, 1), 4: _Unbending(4, 12, 0.75)}
-"""For 4 bits, levels are 1 apart up to 3, and then 4. For 2 bits, ±3.5 and ±10.5 become ±3 and ±10."""
+GRID_STEPS = {2: 7, 4: 1}
+"""Distance of two numbers on the grid when packed numbers are unpacked; it is 1 when they are packed."""
 
 
 class _Kernels(NamedTuple):
@@ -137,8 +127,7 @@ def _ends_of_grid(bits: int) -> torch.Tensor:
 @functools.cache
 def _step_and_lowest(bits: int) -> torch.Tensor:
     """Return the bytes that follow a row for the kernel to unpack: step and lowest number of the grid, in float16."""
-    steepness = _UNBENDING[bits].steepness
-    step_and_lowest = [steepness, -steepness * GRID_ENDS[bits]]
+    step_and_lowest = [GRID_STEPS[bits], -GRID_STEPS[bits] * GRID_ENDS[bits]]
     return torch.tensor(step_and_lowest, dtype=torch.float16, device="cpu").view(torch.uint8)
 
 
@@ -388,6 +377,7 @@ def _levels(packed: torch.Tensor, bits: int) -> torch.Tensor:
     kernels = _kernels(bits) if packed.is_cpu else None
     if kernels is None:
         return _levels_of_bytes(bits, packed.device).index_select(0, packed.int()).view(-1)
-    _, bend, share = _UNBENDING[bits]
     numbers = kernels.unpack(torch.cat([packed, _step_and_lowest(bits)]).unsqueeze(0)).view(-1)
-    return numbers.sub_(numbers.clamp(-bend, bend), alpha=share)
+    if bits == 2:
+        return softshrink(numbers, 0.5)  # ±3.5 and ±10.5 become ±3 and ±10
+    return numbers.add_(softshrink(numbers, 3), alpha=3)  # beyond 3, a step becomes four
