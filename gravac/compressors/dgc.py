@@ -59,7 +59,7 @@ class DGC(ThresholdK):
     contractive: ClassVar[bool] = False
     owns_momentum: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.0
-    coding_costs: ClassVar[CostPoints] = ((10, 26.37, 17.67), (100, 17.14, 13.57), (1000, 15.33, 4.35))
+    coding_costs: ClassVar[CostPoints] = ((10, 20.99, 9.97), (100, 13.10, 8.09), (1000, 12.66, 7.63))
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False

@@ -58,12 +58,12 @@ class Ladder(Compressor):
     exact_cf: ClassVar[bool] = False
     coding_costs: ClassVar[CostPoints] = (
         (2, 1.3, 0.8),  # up to CF 28: costs of dense in 16 bit, then of quantize
-        (3.94, 7.79, 5.02),
-        (7.76, 11.45, 6.93),
-        (15.06, 9.64, 5.94),
-        (28.44, 6.00, 5.07),
-        (113.78, 1.88, 5.66),
-        (910.22, 1.77, 2.14),
+        (3.94, 3.48, 2.48),
+        (7.76, 4.15, 3.57),
+        (15.06, 3.60, 3.56),
+        (28.44, 2.89, 2.97),
+        (113.78, 1.95, 3.90),
+        (910.22, 1.68, 1.82),
     )
 
     members: Annotated[tuple[Compressor, ...], Field(min_length=1)]

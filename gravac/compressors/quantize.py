@@ -54,12 +54,7 @@ class Quantize(Compressor):
 
     name: ClassVar[str] = "quantize"
     contractive: ClassVar[bool] = True
-    coding_costs: ClassVar[CostPoints] = (
-        (4, 7.79, 5.02),
-        (8, 11.45, 6.93),
-        (16, 9.64, 5.94),
-        (32, 6.00, 5.07),
-    )
+    coding_costs: ClassVar[CostPoints] = ((4, 3.48, 2.48), (8, 4.15, 3.57), (16, 3.60, 3.56), (32, 2.89, 2.97))
 
     bits: Literal[8, 4, 2, 1] | None = None
     block: Annotated[int, Field(ge=16, le=LONGEST_BLOCK, multiple_of=16)] = LONGEST_BLOCK

@@ -85,7 +85,7 @@ class THC(Compressor):
 
     name: ClassVar[str] = "thc"
     contractive: ClassVar[bool] = True
-    coding_costs: ClassVar[CostPoints] = ((8, 1.44, 27.52),)
+    coding_costs: ClassVar[CostPoints] = ((8, 1.32, 18.57),)
 
     bits: Literal[2, 4, 8] = 4
     sum_bits: Literal[2, 4, 8] = 8

@@ -44,7 +44,7 @@ class TopKC(Compressor):
     name: ClassVar[str] = "topkc"
     contractive: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
-    coding_costs: ClassVar[CostPoints] = ((10, 2.77, 3.53), (100, 2.58, 1.96), (1000, 2.28, 1.81))
+    coding_costs: ClassVar[CostPoints] = ((10, 2.76, 3.27), (100, 2.66, 2.18), (1000, 2.33, 1.86))
 
     chunk: Annotated[int, Field(ge=1)] | None = None
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"

@@ -45,7 +45,7 @@ class IntSGD(Compressor):
 
     name: ClassVar[str] = "intsgd"
     unbiased: ClassVar[bool] = True
-    coding_costs: ClassVar[CostPoints] = ((4, 12.46, 42.31),)
+    coding_costs: ClassVar[CostPoints] = ((4, 6.52, 37.27),)
 
     bits: Literal[8, 16] = 8
     block: int = Field(default=4096, ge=1)

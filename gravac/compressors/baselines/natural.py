@@ -36,7 +36,7 @@ class Natural(Compressor):
     contractive: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
-    coding_costs: ClassVar[CostPoints] = ((4, 73.30, 88.18),)
+    coding_costs: ClassVar[CostPoints] = ((4, 60.47, 90.17),)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic: an all-gather of a byte per element, and two bytes for the lowest exponent."""

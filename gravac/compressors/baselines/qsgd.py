@@ -39,7 +39,7 @@ class QSGD(Compressor):
     name: ClassVar[str] = "qsgd"
     unbiased: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
-    coding_costs: ClassVar[CostPoints] = ((8, 50.55, 25.11),)
+    coding_costs: ClassVar[CostPoints] = ((8, 32.78, 22.30),)
 
     bits: Literal[2, 4, 8] = 4
     bucket: int = Field(default=512, ge=1)

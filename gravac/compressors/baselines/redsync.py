@@ -39,7 +39,7 @@ class RedSync(ThresholdK):
     """
 
     name: ClassVar[str] = "redsync"
-    coding_costs: ClassVar[CostPoints] = ((10, 137.80, 8.27), (100, 127.05, 3.08), (1000, 28.16, 1.53))
+    coding_costs: ClassVar[CostPoints] = ((10, 41.06, 5.79), (100, 85.06, 2.84), (1000, 24.31, 1.74))
 
     search: Literal["trimmed", "bisection"] = "trimmed"
     step: Annotated[float, Field(gt=0, lt=1)] = 0.2

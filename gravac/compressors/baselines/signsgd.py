@@ -45,7 +45,7 @@ class SignSGD(Compressor):
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.5
-    coding_costs: ClassVar[CostPoints] = ((32, 8.14, 18.17),)
+    coding_costs: ClassVar[CostPoints] = ((32, 8.04, 21.40),)
 
     block: int = Field(default=0, ge=0)
 
@@ -83,7 +83,7 @@ class MajorityVote(Compressor):
 
     name: ClassVar[str] = "majority"
     cf: ClassVar[float] = 32.0
-    coding_costs: ClassVar[CostPoints] = ((32, 4.09, 19.48),)
+    coding_costs: ClassVar[CostPoints] = ((32, 3.31, 17.70),)
 
     block: int = Field(default=0, ge=0)
 

@@ -39,7 +39,7 @@ class TernGrad(Compressor):
     name: ClassVar[str] = "terngrad"
     cf: ClassVar[float] = 16.0
     one_round: ClassVar[bool] = True
-    coding_costs: ClassVar[CostPoints] = ((16, 46.03, 17.82),)
+    coding_costs: ClassVar[CostPoints] = ((16, 32.08, 24.70),)
 
     clip: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
 
