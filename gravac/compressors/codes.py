@@ -57,11 +57,10 @@ SAMPLED_ELEMENTS = 1 << 14
 """Number of elements from which a CPU estimates the error of coding a tensor; smaller tensors have an exact error."""
 
 ENDS = 32
-"""Numbers appended to a piece before it is packed: half have the lowest level, half the highest.
+"""Numbers appended to a piece before it is packed: half have the grid's lowest number, half its highest.
 
 The kernel handles 32 numbers at a time.
 """
-
 
 LEVELS: dict[int, tuple[float, ...]] = {
     1: (-1, 1),
@@ -80,14 +79,13 @@ RMS_PER_SCALE = 0.151
 GRID_ENDS = {2: 1.5, 4: 7.5}
 """Largest number on the grid to which numbers are rounded before they are packed; the smallest is its negative."""
 
+GRID_STEPS = {2: 7, 4: 1}
+"""Distance of two numbers on the grid when packed numbers are unpacked; it is 1 when they are packed."""
+
 _SIGNS_OF_BYTES = (
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int8) * 2 - 1
 ).view(np.uint64)[:, 0]
 """The levels of the eight codes of 1 bit in each byte, as int8 in a machine word."""
-
-
-GRID_STEPS = {2: 7, 4: 1}
-"""Distance of two numbers on the grid when packed numbers are unpacked; it is 1 when they are packed."""
 
 
 class _Kernels(NamedTuple):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs codes of 1, 2, 4 or 8 bits into bytes, the first code in the lowest bits, and unpacks them.
 
-On a CPU, ``pack`` works on
-machine words of several bytes, since strided access to single bytes is many times slower; ``unpack`` looks up all codes
-of a byte at once. On other devices, ``pack`` adds shifted neighbours, and ``unpack`` shifts bits.
+On a CPU, ``pack`` works on machine words of several bytes, since strided access to single bytes is many times slower;
+``unpack`` looks up all codes of a byte at once. On other devices, ``pack`` adds shifted neighbours, and ``unpack``
+shifts bits.
 """
 
 import functools
