@@ -213,7 +213,7 @@ def test_on_a_fast_network_native_steps_are_expected() -> None:
 def test_outer_steps_that_pay_only_if_beliefs_are_right_are_told_and_not_chosen() -> None:
     doubtful = shipped_beliefs()(doubts={**shipped_beliefs().doubts, "outer": Doubt(least=0.4)})
     with use_beliefs(doubtful):
-        advice = advise("resnet50", 0.15, 8, Network(50e-6, 4e9), Machine(14e9))
+        advice = advise("resnet50", 0.15, 8, Network(50e-6, 4e9), Machine(6e9))
     hoped = max(choice.progress for choice in advice.choices if choice.mode == "outer")
     sure = max(choice.safe_progress for choice in advice.choices if choice.mode == "outer")
     assert hoped > 1.05 > sure, "what this test is about"
