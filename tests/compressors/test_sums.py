@@ -61,7 +61,7 @@ def test_quantized_sums_are_close_at_any_number_of_ranks(bits: int) -> None:
         mean = torch.stack(xs).mean(0)
         came = exchange(quantize(bits), xs, 32 / bits)[0]
         nmse = float(energy(as_dense(came.mean, mean) - mean) / energy(mean))
-        assert nmse < {8: 0.001, 4: 0.03, 3: 0.09, 2: 0.27, 1: 0.75}[bits]
+        assert nmse < {8: 0.001, 4: 0.04, 2: 0.27, 1: 0.75}[bits]  # two codings of normal numbers
 
 
 def test_the_second_error_comes_back_in_the_next_step() -> None:
