@@ -151,8 +151,9 @@ class Quantize(Compressor):
             (messages,) = yield AllGather(mean_message[0])
             coded_average = self._wrap_messages(messages.unsqueeze(1), back_bits)
             mean_error = (coded_mean - exact_mean).mul_(ctx.world)
-            elements_in_shard = max(0, rotated_x.numel() - ctx.rank * mean_error.numel())
-            error = error + energy(mean_error[:elements_in_shard]) / ctx.world
+            # of the last shard, the zeros that fill it up do not count
+            elements_from_shard_on = max(0, rotated_x.numel() - ctx.rank * mean_error.numel())
+            error = error + energy(mean_error[:elements_from_shard_on]) / ctx.world
             if ctx.error_feedback:
                 new_error = corrected_mean - coded_mean
                 kept_error = new_error if ctx.error_feedback == 1 else new_error.mul_(ctx.error_feedback)
