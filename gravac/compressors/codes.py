@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizes numbers to codes of 1, 2, 4 or 8 bits, with a scale per block of numbers; decodes and averages them.
 
-A code stands for a level, an integer or half an integer; the decoded number is the level times the block's scale.
+A code stands for a level, an integer; the decoded number is the level times the block's scale.
 
 ==== ===================================== ===========================
 bits levels                                scale of a block
 ==== ===================================== ===========================
 8    -127, -126, ..., 127                  largest magnitude / 127
-4    ±0.5, ±1.5, ±2.5, ±5, ±9, ±13,        largest magnitude / 21
-     ±17, ±21
+4    ±1, ±3, ±5, ±10, ±18, ±26, ±34, ±42   largest magnitude / 42
 2    ±3, ±10                               0.151 times root mean square
 1    ±1                                    mean magnitude
 ==== ===================================== ===========================
@@ -27,10 +26,10 @@ A scale has 8 significant bits (bfloat16) and a level at most 7. Their product i
 processors decode to the same bits, whether they add it with or without rounding the product first. Encoding may round
 differently on different processors, which is harmless, since each rank's codes are sent.
 
-On a CPU, a piece of the tensor at a time stays in the cache, and kernels of torch (FBGEMM) and numpy round and pack.
-torch's kernels take a row's smallest and largest number as the ends of a grid. Each piece is one such row, and gets the
-ends of our grid appended, so that the grid's step is exactly 1. On other devices, and if torch has no kernels, torch's
-plain operators compute the same.
+On a CPU, a piece of the tensor at a time stays in the cache, and a kernel of torch (FBGEMM) rounds and packs. The
+kernel takes a row's smallest and largest number as the ends of a grid. Each piece is one such row, and gets the ends of
+our grid appended, so that the grid's step is exactly 1. On other devices, and if torch has no kernel, torch's plain
+operators compute the same. Decoding looks up the levels of several codes at once, on every device.
 """
 
 import functools
@@ -39,7 +38,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import softshrink
 
 from gravac.compressors.packing import pack, pack_into, packed_bytes
 from gravac.compressors.squares import MIN_EXACT_ENERGY, energy, norms_of_rows
@@ -62,10 +60,10 @@ ENDS = 32
 The kernel handles 32 numbers at a time.
 """
 
-LEVELS: dict[int, tuple[float, ...]] = {
+LEVELS: dict[int, tuple[int, ...]] = {
     1: (-1, 1),
     2: (-10, -3, 3, 10),
-    4: (-21, -17, -13, -9, -5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 5, 9, 13, 17, 21),
+    4: (-42, -34, -26, -18, -10, -5, -3, -1, 1, 3, 5, 10, 18, 26, 34, 42),
     8: tuple(range(-127, 128)),
 }
 """Level of each code, ascending, by bits per code; with 8 bits, a code is an int8 and its own level."""
@@ -79,40 +77,29 @@ RMS_PER_SCALE = 0.151
 GRID_ENDS = {2: 1.5, 4: 7.5}
 """Largest number on the grid to which numbers are rounded before they are packed; the smallest is its negative."""
 
-GRID_STEPS = {2: 7, 4: 1}
-"""Distance of two numbers on the grid when packed numbers are unpacked; it is 1 when they are packed."""
-
-_SIGNS_OF_BYTES = (
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int8) * 2 - 1
-).view(np.uint64)[:, 0]
-"""The levels of the eight codes of 1 bit in each byte, as int8 in a machine word."""
-
-
-class _Kernels(NamedTuple):
-    """torch's operators that pack rows of float32 with a grid's step and end appended to each row, and unpack them."""
-
-    pack: Callable[[torch.Tensor], torch.Tensor]
-    unpack: Callable[[torch.Tensor], torch.Tensor]
+_PACKED_DTYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint16}
+"""Type of the packed codes whose levels are looked up at once, by bits per code: 8 levels, or 4 levels of 4 bits."""
 
 
 @functools.cache
-def _kernels(bits: int) -> _Kernels | None:
-    """Return torch's kernels for codes of ``bits`` bits; ``None`` if torch has none."""
-    name = f"embedding_bag_{bits}bit"
-    pack_rows = getattr(torch.ops.quantized, f"{name}_prepack", None)
-    unpack_rows = getattr(torch.ops.quantized, f"{name}_unpack", None)
-    return _Kernels(pack_rows, unpack_rows) if pack_rows and unpack_rows else None
+def _kernel(bits: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return torch's operator that packs rows of float32 in ``bits`` bits; ``None`` if torch has none.
+
+    It appends a grid's step and end to each row.
+    """
+    return getattr(torch.ops.quantized, f"embedding_bag_{bits}bit_prepack", None)
 
 
 @functools.cache
-def _levels_of_bytes(bits: int, device: torch.device) -> torch.Tensor:
-    """Return the levels of the codes packed in each byte: float32, ``[256, 8 // bits]``.
+def _table_of_levels(bits: int, device: torch.device) -> torch.Tensor:
+    """Return the levels of all values of ``_PACKED_DTYPES``: int8, several in each int32 or int64 of the result.
 
     The table is cached, so that it is copied to a device only once.
     """
-    mask = (1 << bits) - 1
-    rows = [[LEVELS[bits][byte >> shift & mask] for shift in range(0, 8, bits)] for byte in range(256)]
-    return torch.tensor(rows, dtype=torch.float32, device="cpu").to(device)
+    bits_per_value = 8 * _PACKED_DTYPES[bits].itemsize
+    values, shifts = np.arange(1 << bits_per_value), np.arange(0, bits_per_value, bits)
+    levels = np.array(LEVELS[bits], np.int8)[values[:, None] >> shifts & (1 << bits) - 1]
+    return torch.from_numpy(levels.view(f"i{len(shifts)}")[:, 0]).to(device)
 
 
 @functools.cache
@@ -120,13 +107,6 @@ def _ends_of_grid(bits: int) -> torch.Tensor:
     """Return the numbers that are appended to a piece before it is packed: ``[ENDS]``; see ``ENDS``."""
     end = GRID_ENDS[bits]
     return torch.tensor([-end, end], dtype=torch.float32, device="cpu").repeat_interleave(ENDS // 2)
-
-
-@functools.cache
-def _step_and_lowest(bits: int) -> torch.Tensor:
-    """Return the bytes that follow a row for the kernel to unpack: step and lowest number of the grid, in float16."""
-    step_and_lowest = [GRID_STEPS[bits], -GRID_STEPS[bits] * GRID_ENDS[bits]]
-    return torch.tensor(step_and_lowest, dtype=torch.float16, device="cpu").view(torch.uint8)
 
 
 class Coded(NamedTuple):
@@ -168,13 +148,14 @@ def encode(x: torch.Tensor, bits: int, block: int, block_count: int) -> torch.Te
     message = allocate(block_count * bytes_per_block(block, bits), dtype=torch.uint8, device=x.device)
     packed, scales = split(message, block, bits)
     piece_elements = _elements_per_piece(x, block)
-    scratch = x.new_empty(min(piece_elements, -(-x.numel() // block) * block) + ENDS)
+    scratch_rows = 2 if bits == 4 else 1
+    scratch = x.new_empty(scratch_rows, min(piece_elements, -(-x.numel() // block) * block) + ENDS)
     for start in range(0, x.numel(), piece_elements):
         rows = rows_of(x[start : start + piece_elements], block)
         first_block = start // block
         piece_scales = scales[first_block : first_block + len(rows)]
         piece_packed = packed[start * bits // 8 : (start + rows.numel()) * bits // 8]
-        _encode_piece(rows, bits, scratch[: rows.numel() + ENDS], piece_packed, piece_scales)
+        _encode_piece(rows, bits, scratch[:, : rows.numel() + ENDS], piece_packed, piece_scales)
     return message
 
 
@@ -263,7 +244,7 @@ def coding_error(x: torch.Tensor, coded: Coded, bits: int, block: int) -> torch.
     cumulative = np.cumsum(np.square(scales[:block_count], dtype=np.float64))
     chosen = np.searchsorted(cumulative, np.arange(0.5, sample_size) / sample_size * cumulative[-1])
     packed = coded.packed.numpy().reshape(-1, packed_bytes(block, bits))[chosen]
-    lost = _levels(torch.from_numpy(packed).view(-1), bits).numpy().reshape(-1, block)
+    lost = _levels(torch.from_numpy(packed).view(-1), bits).numpy().reshape(-1, block).astype(np.float32)
     inverse = 1 / np.maximum(scales[chosen, None], np.finfo(np.float32).tiny)
     lost -= x.numpy()[: block_count * block].reshape(-1, block)[chosen] * inverse
     error = np.square(lost).sum() / sample_size * np.square(scales, dtype=np.float64).sum()
@@ -294,11 +275,11 @@ def _encode_piece(
     Args:
         rows: numbers to code, ``[blocks, block]``.
         bits: bits per code.
-        scratch: memory for intermediate results: float32, flat, ``ENDS`` more than the numbers.
+        scratch: memory for intermediate results: float32, ``[1, numbers + ENDS]``; two rows with 4 bits.
         packed: memory for the codes: uint8, flat; overwritten.
         scales: memory for the scales: ``SCALE_DTYPE``, ``[blocks]``; overwritten.
     """
-    numbers = scratch[:-ENDS].view_as(rows)
+    numbers = scratch[0, :-ENDS].view_as(rows)
     if bits == 1:
         scales.copy_(torch.abs(rows, out=numbers).mul_(1 / rows.shape[1]).sum(1))  # no sum overflows
         packed.copy_(_pack_signs(rows))
@@ -307,13 +288,13 @@ def _encode_piece(
         # numbers are rounded to ±0.5 and ±1.5, and so at 1: halfway between the levels 3 and 10
         threshold = (LEVELS[bits][-2] + LEVELS[bits][-1]) / 2
         torch.mul(rows, _inverse(scales).mul_(1 / threshold), out=numbers).clamp_(-GRID_ENDS[bits], GRID_ENDS[bits])
-        _pack(scratch, bits, packed)
+        _pack(scratch[0], bits, packed)
     elif bits == 4:
         _store_largest(torch.abs(rows, out=numbers), bits, scales)
-        # up to 3 scales, numbers become numbers on the grid; beyond, four scales become one step
-        torch.mul(rows, _inverse(scales).mul_(0.25), out=numbers)
-        numbers.add_(numbers.clamp(-0.75, 0.75), alpha=3)
-        _pack(scratch, bits, packed)
+        # up to 6 scales, two become one step of the grid; beyond, eight
+        torch.mul(rows, _inverse(scales).mul_(0.125), out=numbers)
+        numbers.add_(torch.clamp(numbers, -0.75, 0.75, out=scratch[1, :-ENDS].view_as(rows)), alpha=3)
+        _pack(scratch[0], bits, packed)
     else:
         _store_largest(torch.abs(rows, out=numbers), bits, scales)
         packed.view(torch.int8).view_as(rows).copy_(torch.mul(rows, _inverse(scales), out=numbers).round_())
@@ -332,13 +313,13 @@ def _pack(scratch: torch.Tensor, bits: int, packed: torch.Tensor) -> None:
         bits: bits per code.
         packed: memory for the codes: uint8, flat; overwritten.
     """
-    kernels = _kernels(bits) if scratch.is_cpu else None
-    if kernels is None:
+    kernel = _kernel(bits) if scratch.is_cpu else None
+    if kernel is None:
         codes = scratch[:-ENDS].add_(GRID_ENDS[bits]).round_().to(torch.uint8)
         pack_into(packed, codes, bits)
         return
     scratch[-ENDS:] = _ends_of_grid(bits)
-    packed.copy_(kernels.pack(scratch.unsqueeze(0))[0, : len(packed)])
+    packed.copy_(kernel(scratch.unsqueeze(0))[0, : len(packed)])
 
 
 def _norms(rows: torch.Tensor) -> torch.Tensor:
@@ -366,16 +347,8 @@ def _pack_signs(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _levels(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the levels of packed codes: float32, flat; ``packed`` is uint8, flat."""
+    """Return the levels of packed codes: int8, flat; ``packed`` is uint8, flat, aligned to 2 bytes."""
     if bits == 8:
-        return packed.view(torch.int8).float()
-    if bits == 1 and packed.is_cpu:
-        words = np.take(_SIGNS_OF_BYTES, packed.numpy(), mode="clip")
-        return torch.from_numpy(words.view(np.int8)).float()
-    kernels = _kernels(bits) if packed.is_cpu else None
-    if kernels is None:
-        return _levels_of_bytes(bits, packed.device).index_select(0, packed.int()).view(-1)
-    numbers = kernels.unpack(torch.cat([packed, _step_and_lowest(bits)]).unsqueeze(0)).view(-1)
-    if bits == 2:
-        return softshrink(numbers, 0.5)  # ±3.5 and ±10.5 become ±3 and ±10
-    return numbers.add_(softshrink(numbers, 3), alpha=3)  # beyond 3, a step becomes four
+        return packed.view(torch.int8)
+    values = packed.view(_PACKED_DTYPES[bits]).int()
+    return _table_of_levels(bits, packed.device).index_select(0, values).view(torch.int8)

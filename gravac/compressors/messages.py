@@ -85,16 +85,12 @@ class Messages(Addend):
         block_count = message_bytes // bytes_per_block(self.block, self.bits)
         code_bytes = block_count * packed_bytes(self.block, self.bits)
         return [
-            Coded(part[:, :code_bytes].reshape(-1), _scales_in(part[:, code_bytes:]))
+            Coded(_aligned(part[:, :code_bytes]), _aligned(part[:, code_bytes:]).view(SCALE_DTYPE))
             for part in self.messages.unbind(1)
         ]
 
 
-def _scales_in(scale_bytes: torch.Tensor) -> torch.Tensor:
-    """Return the scales that are stored in uint8 ``[shards, 2 * blocks]``: ``SCALE_DTYPE``, flat.
-
-    If the bytes are contiguous and aligned to the size of a scale, the result is a view of them, otherwise a copy.
-    """
-    flat_bytes = scale_bytes.reshape(-1)
-    is_aligned = flat_bytes.storage_offset() % SCALE_DTYPE.itemsize == 0
-    return (flat_bytes if is_aligned else flat_bytes.clone()).view(SCALE_DTYPE)
+def _aligned(rows: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of ``rows`` (uint8), flat, aligned to 2 bytes: a view if they are contiguous and aligned."""
+    flat = rows.reshape(-1)
+    return flat if flat.storage_offset() % 2 == 0 else flat.clone()
