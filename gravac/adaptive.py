@@ -78,10 +78,6 @@ class AdaptiveCompressor(Closeable):
             ``"bfloat16"``.
         sixteen_bit: whether the controller may choose to send all tensors in 16 bit although ``dense`` is float32;
             default: True. The format is bfloat16, or that of a ladder's 16-bit member.
-        release: limit on how much of the residual one step adds to the gradient after the CF fell: norm of the added
-            part / norm of the gradient. Later steps add the rest. Above 0, default: 1; ``inf``: one step adds all.
-        residual_dtype: number format of residuals: ``"float32"`` (the default), or ``"bfloat16"`` with stochastic
-            rounding.
         overflow_safety: whether a step with a gradient that is not finite, on any rank, leaves residuals unchanged;
             ``None``, the default: true for float16 gradients, and with a GradScaler.
         dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024. Tensors of one
@@ -143,8 +139,6 @@ class AdaptiveCompressor(Closeable):
         error_feedback: float | None = None,
         dense: str = "float32",
         sixteen_bit: bool = True,
-        release: float = 1.0,
-        residual_dtype: str = "float32",
         overflow_safety: bool | None = None,
         dense_below: int = 1024,
         seed: int = 0,
@@ -171,8 +165,6 @@ class AdaptiveCompressor(Closeable):
             error_feedback=error_feedback,
             dense=dense,
             sixteen_bit=sixteen_bit,
-            release=release,
-            residual_dtype=residual_dtype,
             overflow_safety=overflow_safety,
             dense_below=dense_below,
             seed=seed,

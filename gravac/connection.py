@@ -243,7 +243,7 @@ class ModelConnection:
         self._admission.leaving_bytes = 4 * element_count * (1 + moments_per_element)
         self._opening.open(texts_to_compare)
         if scaler is not None:
-            self._engine.averager.feedback.turn_on_overflow_safety()
+            self._engine.averager.residuals.turn_on_overflow_safety()
         self.is_attached = True
 
     @property

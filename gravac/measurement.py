@@ -30,12 +30,6 @@ evaluated without sending anything, follow."""
 SLOTS_AFTER_ERRORS = ("waited", "coded", "exchanged", *AGREED_NAMES)
 """Names of the numbers that follow the errors at shadow CFs in the vector that ranks sum: fields of ``Measurement``."""
 
-UNRELEASED = "unreleased"
-"""Name of the last number of the vector that ranks sum: squared norm of the residuals set aside when the CF fell.
-
-Each later step adds a part of these residuals to the gradient. If the sum over ranks is zero, these residuals are
-zero on all ranks, and all ranks free them. The number is 0, and not used, if the host may read the residuals itself."""
-
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:
     """Return the name of each number (slot) of the vector that ranks sum, in order.
@@ -45,7 +39,7 @@ def slots(shadow: Sequence[float]) -> tuple[str, ...]:
     Args:
         shadow: CFs whose error the step computes without sending anything.
     """
-    return (*SLOTS_BEFORE_ERRORS, *map(error_at, shadow), *SLOTS_AFTER_ERRORS, UNRELEASED)
+    return (*SLOTS_BEFORE_ERRORS, *map(error_at, shadow), *SLOTS_AFTER_ERRORS)
 
 
 def error_at(cf: float) -> str:
@@ -84,8 +78,8 @@ class LocalMeasurement:
         sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
         verdicts: results of the checks that gradients are finite on every rank; each check is for some of the tensors.
         inverse_drift: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
-        unreleased: squared norms of the residuals that were set aside when the CF fell and are not sent yet, by tensor
-            name; empty if the host reads these residuals itself.
+        emptied: names of the tensors that were sent dense, so that their residuals are zero if all gradients were
+            finite; empty if the host knows whether they were, and has dropped these residuals itself.
         payload_bytes: bytes that this rank handed to collectives.
         wire_bytes: bytes that this rank sent.
         dense_wire_bytes: bytes that a dense float32 all-reduce would have sent.
@@ -135,7 +129,7 @@ class LocalMeasurement:
     sent: float = 0.0
     verdicts: list[Verdict] = field(default_factory=list)
     inverse_drift: Number = math.nan
-    unreleased: dict[str, torch.Tensor] = field(default_factory=dict)
+    emptied: Sequence[str] = ()
     payload_bytes: int = 0
     wire_bytes: int = 0
     dense_wire_bytes: int = 0
@@ -230,7 +224,6 @@ class LocalMeasurement:
             "seconds": self.seconds,
             "error": _if_finite(self.finite, error),
             "energy": energy,
-            UNRELEASED: summed([*self.unreleased.values()]),
             **dict(zip(map(error_at, self.shadow), shadow_errors, strict=True)),
             "waited": self.waited,
             "coded": self.coded,

@@ -110,9 +110,6 @@ class Policy(Settings):
             ``None``, the default: the compressor's own.
         dense: number format of tensors that are sent dense; default: ``"float32"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit; default: True.
-        release: limit on how much of the residual one step adds to the gradient after the CF fell: norm of the added
-            part / norm of the gradient. Later steps add the rest. Above 0, default: 1.
-        residual_dtype: number format of residuals: ``"float32"`` (the default) or ``"bfloat16"``.
         overflow_safety: whether a step with a gradient that is not finite leaves residuals unchanged; ``None``, the
             default: only for float16 gradients and with a GradScaler.
         dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024.
@@ -135,8 +132,6 @@ class Policy(Settings):
     error_feedback: float | None = Field(default=None, ge=0, le=1)
     dense: Dense = dense
     sixteen_bit: bool = True
-    release: float = Field(default=1.0, gt=0, allow_inf_nan=True)
-    residual_dtype: Literal["float32", "bfloat16"] = "float32"
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
     seed: int = 0

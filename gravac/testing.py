@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 
 from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate, Span
 from gravac.collectives import Ledger
@@ -163,7 +162,7 @@ def averagers(compressor: Compressor, world: int, strength: float | None = None)
         strength: fraction of the unsent part of a gradient that is kept as residual, in [0, 1]; ``None``: the
             compressor's default.
     """
-    averagers = [Averager(compressor, dense, strength, 0, Feedback()) for _ in range(world)]
+    averagers = [Averager(compressor, dense, strength, 0) for _ in range(world)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, world
     return averagers
@@ -180,7 +179,7 @@ def residual_of(averager: Averager, elements: int) -> torch.Tensor:
         Tensor ``[elements]``, float64; zeros if nothing is kept.
     """
     unsent = torch.zeros(elements, dtype=torch.float64, device="cpu")
-    for tensor in (averager.feedback.residual.get("w"), averager.kept_aside("w")):
+    for tensor in (averager.residuals.by_name.get("w"), averager.kept_aside("w")):
         if tensor is not None:
             unsent += tensor
     return unsent
@@ -434,14 +433,14 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
         rank_averagers = averagers(compressor, 3)
         average(rank_averagers, gradients(3, (40, 40)), cf, step=0)
         previous_residuals = [
-            {name: residual.clone() for name, residual in averager.feedback.residual.items()}
+            {name: residual.clone() for name, residual in averager.residuals.by_name.items()}
             for averager in rank_averagers
         ]
         bad_gradients = gradients(3, (40, 40), seed=1)
         bad_gradients[1].reshape(-1)[77] = bad_number
         for overflow_safe in (False,) if compressor.compresses else (False, True):
             for averager in rank_averagers if overflow_safe else ():
-                averager.feedback.turn_on_overflow_safety()
+                averager.residuals.turn_on_overflow_safety()
             for rank_mean in average(rank_averagers, bad_gradients, cf, step=1):
                 nan_everywhere = overflow_safe or compressor.compresses
                 reached_rank = rank_mean.isnan().all() if nan_everywhere else ~rank_mean.reshape(-1)[77].isfinite()
@@ -450,7 +449,7 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
                     f"{'NaN' if nan_everywhere else 'not finite'} (overflow safety: {overflow_safe})"
                 )
         for averager, previous_residual_by_name in zip(rank_averagers, previous_residuals, strict=True):
-            for name, residual in averager.feedback.residual.items():
+            for name, residual in averager.residuals.by_name.items():
                 assert torch.allclose(residual, previous_residual_by_name[name], atol=1e-6), (
                     f"{cf}x: {bad_number} in one rank's gradient changed the residual of {name}"
                 )

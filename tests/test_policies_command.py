@@ -60,7 +60,7 @@ def test_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("text", "said"),
     [
         ("cf_range = [100, 10]", ("cf_range", "lower bound 100 is above the upper bound 10", "use (10, 100)")),
-        ("release = -1", ("release", "greater than 0", "-1")),
+        ("dense_below = -1", ("dense_below", "greater than or equal to 0", "-1")),
         ("error_feedback = 2", ("error_feedback", "less than or equal to 1", "2")),
         ("colour = 1", ("colour", "unknown setting", "known settings")),
         ('controller = { name = "warmup", every = 0 }', ("controller", "every", "greater than or equal to 1", "got 0")),

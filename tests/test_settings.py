@@ -62,7 +62,6 @@ from gravac.settings import Settings, is_number
         ({"error_feedback": 1.2}, "error_feedback: .*less than or equal to 1.*got 1.2"),
         ({"dense": "float8"}, "dense: .*'float32', 'float16' or 'bfloat16'.*got 'float8'"),
         ({"sixteen_bit": "maybe"}, "sixteen_bit: .*valid boolean.*got 'maybe'"),
-        ({"release": 0}, "release: .*greater than 0"),
         ({"dense_below": -1}, "dense_below: .*got -1"),
         ({"seed": "x"}, "seed: .*got 'x'"),
         ({"seed": "3"}, "seed: give a number, not text .got '3'"),
@@ -105,17 +104,14 @@ def test_no_numeric_setting_is_guessed_from_a_bool_or_text_or_is_nan(kind: Setti
 
 
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in NUMERIC if pair[1] in type(pair[0]).model_fields], ids=str)
-def test_no_numeric_setting_but_release_is_infinite(kind: Settings, name: str) -> None:
-    if name == "release":
-        assert kind(release=float("inf")).release == float("inf")  # type: ignore[attr-defined]
-        return
+def test_no_numeric_setting_is_infinite(kind: Settings, name: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{name}: "):
         kind(**{name: float("inf")})
 
 
 def test_whole_numbers_are_taken_for_floats_and_lists_and_arrays_for_tuples() -> None:
-    policy = Policy(base=topk, cf_range=[2, 50], release=2, seed=np.int64(3))
-    assert (policy.cf_range, policy.release, policy.seed) == ((2.0, 50.0), 2.0, 3)
+    policy = Policy(base=topk, cf_range=[2, 50], error_feedback=1, seed=np.int64(3))
+    assert (policy.cf_range, policy.error_feedback, policy.seed) == ((2.0, 50.0), 1.0, 3)
     assert Policy(base=topk, cf_range=np.array([2, 50])).cf_range == (2.0, 50.0)
     assert RunSettings(steps_per_epoch=100.0, log_dir="runs").steps_per_epoch == 100
 
@@ -185,7 +181,6 @@ def test_the_papers_policy_has_the_papers_numbers() -> None:
     assert policy.controller.window == 500
     assert policy.controller.omega == 0.01
     assert policy.cf_range == (10, 1000)
-    assert policy.release == float("inf")
 
 
 def test_the_default_policy_is_what_the_constructor_does() -> None:

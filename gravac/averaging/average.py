@@ -17,12 +17,11 @@ import torch
 
 from gravac.averaging.batch import MAX_JOINED_ELEMENTS, Batch, merge_batches
 from gravac.averaging.diagnostics import Diagnostics, evaluate_shadow_cfs
-from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import fold_in
 from gravac.averaging.memory import CompressorMemory
 from gravac.averaging.norms import all_elements_finite, unsent_energy
 from gravac.averaging.plan import Choice, Form, Piece, Plan
-from gravac.averaging.residuals import replace_entries, subtract_sent
+from gravac.averaging.residuals import Residuals, replace_entries, unsent_rest
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, energy
 from gravac.compressors.dense import Dense, divide, divides_first
@@ -43,7 +42,7 @@ class Averager:
         strength: fraction of the unsent rest (gradient plus residual, minus what was sent) that becomes the residual,
             in [0, 1]; ``None``: the fraction in the profile of ``base`` at each CF.
         dense_below: tensors with fewer elements are never compressed.
-        feedback: the residuals of this rank.
+        residuals: the residuals of this rank.
         seed: seed of the run's random numbers.
 
     Attributes:
@@ -61,7 +60,7 @@ class Averager:
     dense: Dense
     strength: float | None
     dense_below: int
-    feedback: Feedback
+    residuals: Residuals = field(default_factory=Residuals)
     seed: int = 0
     rank: int = field(default=0, init=False)
     world: int = field(default=1, init=False)
@@ -160,10 +159,7 @@ class Averager:
 
     def coding_bytes_per_element(self, plan: Plan) -> int:
         """Return the most memory that averaging takes besides gradients and residuals, in bytes per element."""
-        storing_bytes = self.feedback.storing_bytes
-        return max(
-            choice.profile.coding_bytes_per_element + storing_bytes * (choice.strength > 0) for choice in plan.choices
-        )
+        return max(choice.profile.coding_bytes_per_element for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """Return the part of a parameter's unsent rest that is not in the residual, but in the compressor's memory.
@@ -175,7 +171,7 @@ class Averager:
             A flat tensor of the parameter's length; ``None`` if the compressor keeps nothing, or the parameter has no
             residual.
         """
-        residual, memory = self.feedback.residual.get(name), self.memory.stored.get(name)
+        residual, memory = self.residuals.by_name.get(name), self.memory.stored.get(name)
         if residual is None or memory is None:
             return None
         context = Context(name, rank=self.rank, world=self.world, seed=self.seed, state=memory, error_feedback=1.0)
@@ -218,7 +214,7 @@ class Averager:
         self._judge = judge
         self._finite_in_all_shards: Callable[[Verdict], Verdict] = finite_in_all_shards
         self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
-        self.feedback.adapt_to_executor(judge, host_looks)
+        self.residuals.host_looks = host_looks
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -226,8 +222,7 @@ class Averager:
 
         Each is a dict by parameter name, which later steps change in place.
         """
-        residual_tensors = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
-        return {**residual_tensors, "memory": self.memory.stored, "sums": self.diagnostics.sums}
+        return {"residual": self.residuals.by_name, "memory": self.memory.stored, "sums": self.diagnostics.sums}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Replace residuals, compressors' memory, and sums of gradients over steps by copies of saved tensors.
@@ -235,7 +230,7 @@ class Averager:
         Args:
             state: the saved tensors, under the keys of the property ``tensors``.
         """
-        self.feedback.load(state["residual"], state["releasing"])
+        self.residuals.load(state["residual"])
         self.memory.load(state["memory"])
         replace_entries(self.diagnostics.sums, {name: total.clone() for name, total in state["sums"].items()})
 
@@ -248,7 +243,7 @@ class Averager:
 
     def to_device(self, device: torch.device) -> None:
         """Move residuals, compressors' memory, and sums of gradients over steps to a device."""
-        for tensor_holder in (self.feedback, self.memory, self.diagnostics):
+        for tensor_holder in (self.residuals, self.memory, self.diagnostics):
             tensor_holder.to_device(device)
 
     def commit(self, finite_in_all_shards: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
@@ -262,14 +257,14 @@ class Averager:
                 gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
                 all ranks that hold the model.
         """
-        finite = finite_in_all_shards(self.measurement.finite) if self.feedback.commit_policy.drops_whole_step else True
-        self.feedback.commit_policy.commit(finite)
+        finite = finite_in_all_shards(self.measurement.finite) if self.residuals.wait_for_step else True
+        self.residuals.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
 
     def rescale(self, factor: Number) -> None:
         """Multiply residuals, and sums of gradients over steps, by the factor by which the loss scale changed."""
-        self.feedback.rescale(factor)
+        self.residuals.rescale(factor)
         self.diagnostics.rescale(factor)
 
     def average(
@@ -312,13 +307,11 @@ class Averager:
         4. Store residuals, and overwrite gradients with their means.
         """
         batches = merge_batches([self._batch(piece, plan) for piece in pieces])
-        finite = fold_in(batches, self.feedback, self._judge, inputs_finite)
+        finite = fold_in(batches, self.residuals, self._judge, inputs_finite)
         generators = [batch.rounds(self._context_of_batch(batch, plan)) for batch in batches]
         outcome = yield from fuse(generators, finite, self._judge)
-        verdict, checks_group_means = (
-            False if outcome is None else outcome.finite,
-            self.feedback.commit_policy.checks_group_means,
-        )
+        verdict: Verdict = False if outcome is None else outcome.finite
+        checks_group_means = self.residuals.checks_group_means
         if outcome is not None:
             self._count_energies(batches, outcome.reduced)
         if checks_group_means:  # a sum may overflow, so the means are checked before residuals are stored
@@ -332,9 +325,12 @@ class Averager:
             return
         for batch, reduced in zip(batches, outcome.reduced, strict=True):
             if batch.changes_residuals:
-                self._store_residuals(batch, reduced, plan.step, verdict)
+                rest = unsent_rest(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
+                for name in batch.names:
+                    self.residuals.pend(name, rest)
             if not checks_group_means:
                 batch.write(reduced.mean, batch.x)
+        self._commit_group(pieces, verdict)
         if isinstance(verdict, torch.Tensor):
             self._discard_group_on_device(pieces, verdict)
 
@@ -382,11 +378,10 @@ class Averager:
         self.measurement.energies.append(summed(energies))
         self.measurement.errors.append(summed(errors))
 
-    def _store_residuals(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
-        """Set the residuals of a batch's tensors to what was not sent, if ``finite``; overwrites ``batch.x``."""
-        draw_key = f"{self.seed}\0residual\0{batch.names[0]}\0{step}\0{self.rank}"
-        new_residual = subtract_sent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
-        self.feedback.store_unsent(batch.names, new_residual, finite, draw_key)
+    def _commit_group(self, pieces: Sequence[Piece], finite: Verdict) -> None:
+        """Commit a group's residuals after its exchange, unless they wait for the end of the step."""
+        if not self.residuals.wait_for_step:
+            self.residuals.commit(finite, (piece.name for piece in pieces))
 
     # dense: as plain DDP does, without a copy if the tensors are contiguous in one buffer and have no residuals
 
@@ -396,7 +391,7 @@ class Averager:
         Residuals from earlier compressed steps are added first. A rank may have residuals that another rank lacks.
         Therefore the all-reduce is the same with and without residuals.
         """
-        has_residuals = any(self.feedback.has_residual(piece.name) for piece in pieces)
+        has_residuals = any(piece.name in self.residuals.by_name for piece in pieces)
         gradients_with_residuals = self._add_residuals_dense(pieces, plan) if has_residuals or plan.shadow_cfs else []
         if gradients_with_residuals and has_residuals:
             flat = torch.cat(
@@ -406,14 +401,15 @@ class Averager:
             flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
         finite: Verdict = True
-        if has_residuals or self.feedback.commit_policy.drops_whole_step:
+        if has_residuals or self.residuals.wait_for_step:
             finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
                 self._discard_group(pieces)
                 return
         for piece, x in zip(pieces, gradients_with_residuals, strict=False):
             if x is not piece.flat:
-                self.feedback.store_unsent([piece.name], None, finite)
+                self.residuals.pend(piece.name, None)
+        self._commit_group(pieces, finite)
         if flat is not buffer:
             for piece, mean in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(mean)
@@ -445,7 +441,7 @@ class Averager:
             return []
         gradients_with_residuals: list[torch.Tensor] = []
         for piece, gradient_energy in zip(pieces, energies, strict=True):
-            x = self.feedback.fold(piece.name, piece.flat, keeps_unsent=False)
+            x = self.residuals.added_to(piece.name, piece.flat, keeps_unsent=False)
             finite_sum = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
             self._evaluate_shadow_cfs(piece, finite_sum, plan, self._context(piece, plan, 0.0))
             self.measurement.energies.append(
@@ -492,7 +488,7 @@ class Averager:
         """Restore a group's residuals, and overwrite its gradients with NaN: some rank's gradient was not finite."""
         self.measurement.verdicts.append(False)
         for piece in pieces:
-            self.feedback.commit_policy.undo(piece.name, piece.flat)
+            self.residuals.undo(piece.name, piece.flat)
         self.memory.undo(piece.name for piece in pieces)
         for piece in pieces:
             piece.flat.fill_(float("nan"))
@@ -502,7 +498,7 @@ class Averager:
 
         ``finite`` is a 0-d bool tensor that only the device reads: whether all gradients of the group were finite.
         """
-        if not self.feedback.commit_policy.drops_whole_step:
+        if not self.residuals.wait_for_step:
             self.memory.undo_on_device((piece.name for piece in pieces), finite)
         one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):

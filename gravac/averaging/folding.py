@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gravac.averaging.batch import Batch
-from gravac.averaging.feedback import Feedback
 from gravac.averaging.norms import energies_of
+from gravac.averaging.residuals import Residuals
 from gravac.compressors.dtypes import working
 from gravac.compressors.squares import all_finite, energy
 from gravac.exchange.executor import Verdict, both_true
@@ -19,7 +19,7 @@ from gravac.exchange.executor import Verdict, both_true
 
 def fold_in(
     batches: Sequence[Batch],
-    feedback: Feedback,
+    residuals: Residuals,
     judge: Callable[[torch.Tensor], Verdict],
     inputs_finite: Verdict,
 ) -> Verdict:
@@ -32,7 +32,7 @@ def fold_in(
     Args:
         batches: all tensors of the group, in batches; each batch's x (flat) is set, and zero if any gradient is not
             finite.
-        feedback: the residuals of this rank.
+        residuals: the residuals of this rank.
         judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
             read it.
         inputs_finite: whether all inputs from which the gradients were computed are finite; True if the caller does not
@@ -43,7 +43,7 @@ def fold_in(
     """
     energies: list[torch.Tensor] = []
     for batch in batches:
-        if batch.choice.strength > 0 or any(feedback.has_residual(name) for name in batch.names):
+        if batch.choice.strength > 0 or any(name in residuals.by_name for name in batch.names):
             energies += energies_of(batch.flats)
         else:
             joined_gradients = batch.join(batch.flats)
@@ -60,7 +60,7 @@ def fold_in(
             continue
         if batch.energy is None:
             batch.changes_residuals, keeps_unsent = True, batch.choice.strength > 0
-            batch.x = batch.join([feedback.fold(piece.name, piece.flat, keeps_unsent) for piece in batch.pieces])
+            batch.x = batch.join([residuals.added_to(piece.name, piece.flat, keeps_unsent) for piece in batch.pieces])
         if isinstance(not_finite, torch.Tensor):
             # x may be the gradient itself, which the mean will overwrite anyway
             batch.x.masked_fill_(not_finite, 0.0)

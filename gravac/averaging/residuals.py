@@ -1,35 +1,161 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that compute and round residuals, and that replace all entries of a dict in place."""
+"""Residuals: the unsent rest of each gradient, which is added to the parameter's next gradient (error feedback).
 
+Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes
+SignSGD", ICML 2019. Residuals are flat, by parameter name, float32 (float64 for float64 gradients).
+
+A new residual is pending until it is committed: stored if the gradients were finite on every rank, and dropped
+otherwise. The groups of tensors that are exchanged together are committed one by one, when their exchange has ended.
+With overflow safety, all residuals are committed at the end of the step, if every gradient of the step was finite.
+
+If groups are committed one by one, and the host may read tensors, a pending residual takes no memory of its own: the
+gradient is added to the residual in the residual's memory, and subtracted again if another rank's gradient was not
+finite.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import torch
 
-from gravac.compressors.draws import Draws
+from gravac.compressors.dtypes import working
 from gravac.compressors.sparse import Addend
+from gravac.exchange.executor import Number, Verdict
 
 StoredT = TypeVar("StoredT")
 
 
-def round_to_bfloat16(x: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Round x to bfloat16, up or down at random, so that the expected result is x.
+class Residuals:
+    """The residuals of one rank, and how steps add them to gradients and replace them.
 
     Args:
-        x: numbers to round, float32, finite, flat, contiguous.
-        draws: source of the random numbers that decide between up and down; equal sources round equally.
+        overflow_safety: whether all residuals stay unchanged in a step in which any gradient was not finite; takes a
+            second copy of the residuals during a step. False: only the residuals of tensors that are exchanged together
+            with this gradient stay unchanged. ``None``: False until ``turn_on_overflow_safety`` is called.
 
-    Returns:
-        Rounded numbers, bfloat16, of the same shape. Each error is less than one unit in the last place of bfloat16: at
-        most 2⁻⁷ of the number's magnitude.
+    Attributes:
+        by_name: residuals, flat, by parameter name; always the same dict, but its tensors may be replaced.
+        checks_group_means: whether the residuals of a group stay unchanged, bit for bit, if a mean of the group is not
+            finite; for outer steps. Groups are then committed one by one, even with overflow safety.
+        host_looks: whether the host may read tensors.
     """
-    # a bfloat16 is the upper half of a float32: 16 random bits are added to the lower half, and carry into the upper
-    # half with the probability lower half / 2^16
-    bits = draws.random_bits(x.numel(), x.device).bitwise_and_(0xFFFF).add_(x.view(torch.int32))
-    return bits.bitwise_and_(-0x10000).view(torch.float32).to(torch.bfloat16)
+
+    def __init__(self, overflow_safety: bool | None = None) -> None:
+        self.by_name: dict[str, torch.Tensor] = {}
+        self.checks_group_means = False
+        self.host_looks = True
+        self._overflow_safety = overflow_safety
+        self._pending: dict[str, torch.Tensor | None] = {}
+        self._added_in_place: set[str] = set()
+
+    @property
+    def wait_for_step(self) -> bool:
+        """True if residuals are committed at the end of the step, False if group by group."""
+        return bool(self._overflow_safety) and not self.checks_group_means
+
+    def turn_on_overflow_safety(self) -> None:
+        """Turn on overflow safety, unless the user has turned it on or off; called between steps."""
+        if self._overflow_safety is None:
+            self._overflow_safety = True
+
+    # a step
+
+    def added_to(self, name: str, gradient: torch.Tensor, keeps_unsent: bool) -> torch.Tensor:
+        """Return a gradient plus its residual.
+
+        Args:
+            name: the parameter's name.
+            gradient: the parameter's gradient, flat, finite; not changed.
+            keeps_unsent: whether the sum will be overwritten with a new residual, that is, whether error feedback is
+                above 0.
+
+        Returns:
+            The sum, flat, float32 (float64 for float64 gradients); the gradient itself if nothing is added or
+            converted.
+        """
+        dtype, residual = working(gradient.dtype), self.by_name.get(name)
+        if residual is None:
+            return gradient.to(dtype, copy=True) if keeps_unsent else gradient.to(dtype)
+        if self.host_looks and not self.wait_for_step and not self.checks_group_means:
+            self._added_in_place.add(name)
+            return residual.add_(gradient)
+        return torch.add(residual, gradient)
+
+    def pend(self, name: str, unsent: torch.Tensor | None) -> None:
+        """Set the residual that a parameter will have when it is committed: flat; ``None``: it will have none."""
+        self._pending[name] = unsent
+
+    def undo(self, name: str, gradient: torch.Tensor) -> None:
+        """Drop what is pending of a parameter, because a gradient was not finite on some rank.
+
+        Args:
+            name: the parameter's name.
+            gradient: this rank's gradient, flat; subtracted from the residual if the step added it.
+        """
+        self._pending.pop(name, None)
+        if name in self._added_in_place:
+            self._added_in_place.discard(name)
+            self.by_name[name].sub_(gradient)
+
+    def commit(self, finite: Verdict, names: Iterable[str] | None = None) -> None:
+        """Store pending residuals, or drop them unless gradients were finite.
+
+        Args:
+            finite: whether the gradients were finite on every rank: a bool, or a 0-d bool tensor that only the device
+                reads.
+            names: names of the parameters; ``None``: all that are pending.
+        """
+        for name in [*self._pending] if names is None else names:
+            if name not in self._pending:
+                continue
+            unsent = self._pending.pop(name)
+            self._added_in_place.discard(name)
+            if isinstance(finite, torch.Tensor):
+                self._store_on_device(name, unsent, finite)
+            elif finite and unsent is None:
+                self.by_name.pop(name, None)
+            elif finite and unsent is not None:
+                self.by_name[name] = unsent
+
+    def _store_on_device(self, name: str, unsent: torch.Tensor | None, finite: torch.Tensor) -> None:
+        """Overwrite a residual with ``unsent``, or with zeros for ``None``, if ``finite``, a 0-d bool tensor, is true.
+
+        The residual's memory stays in use: memory that is freed within a step may be given to a stream while another
+        stream reads it.
+        """
+        residual = self.by_name.get(name)
+        if residual is not None and unsent is not None:
+            torch.where(finite, unsent, residual, out=residual)
+        elif residual is not None:
+            residual.masked_fill_(finite, 0.0)
+        elif unsent is not None:
+            self.by_name[name] = unsent.masked_fill_(~finite, 0.0)
+
+    # between steps
+
+    def rescale(self, factor: Number) -> None:
+        """Multiply all residuals by ``factor``, by which the loss scale was multiplied."""
+        for residual in self.by_name.values():
+            residual.mul_(factor)
+
+    def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
+        """Replace all residuals by copies of saved ones: flat tensors, by parameter name."""
+        self._pending.clear()
+        self._added_in_place.clear()
+        replace_entries(self.by_name, {name: residual.clone() for name, residual in residuals.items()})
+
+    def to_device(self, device: torch.device) -> None:
+        """Move all residuals to a device, for example after a checkpoint was loaded to another device."""
+        replace_entries(self.by_name, {name: residual.to(device) for name, residual in self.by_name.items()})
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Drop the residuals of some parameters, given by name; called when they are zero on all ranks."""
+        for name in names:
+            self.by_name.pop(name, None)
 
 
-def subtract_sent(
+def unsent_rest(
     x: torch.Tensor, sent: torch.Tensor | Addend, strength: float, kept_aside: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Return the new residual, ``strength * (x - sent - kept_aside)``, in the memory of flat x; ``None``: none.
@@ -44,10 +170,10 @@ def subtract_sent(
     """
     if strength <= 0 or sent is x:
         return None
-    unsent_rest = x.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(x, alpha=-1.0)
+    rest = x.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(x, alpha=-1.0)
     if kept_aside is not None:
-        unsent_rest.sub_(kept_aside)
-    return unsent_rest.mul_(strength) if strength < 1.0 else unsent_rest
+        rest.sub_(kept_aside)
+    return rest.mul_(strength) if strength < 1.0 else rest
 
 
 def replace_entries(replaced_dict: dict[str, StoredT], new_entries: dict[str, StoredT]) -> None:

@@ -98,7 +98,6 @@ def _check_sum_of_squares(number: float) -> float:
 DenseTensor = Annotated[torch.Tensor, AfterValidator(require_dense)]
 FiniteTensor = Annotated[torch.Tensor, AfterValidator(require_finite)]
 GradientSum = Annotated[torch.Tensor, AfterValidator(_flat_tensor_check(torch.float32, torch.float64))]
-Residual = Annotated[torch.Tensor, AfterValidator(_flat_tensor_check(torch.float32, torch.bfloat16, torch.float64))]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Factor = Annotated[Any, AfterValidator(_check_factor)]
@@ -212,11 +211,10 @@ class RankState(Fields):
     pending: tuple[PendingFields, ...]
     history: tuple[DecisionFields, ...]
     layout: tuple[tuple[str, ...], ...]
-    residual: dict[str, Residual]
+    residual: dict[str, GradientSum]
     sums: dict[str, GradientSum]
-    releasing: dict[str, GradientSum]
     memory: dict[str, dict[str, FiniteTensor]]
-    aside: dict[str, Residual]
+    aside: dict[str, GradientSum]
     compute_s: Seconds | None
     candidates: tuple[tuple[Mode, str, Factor, PositiveCount, Count], ...]
     native: NativeFields
@@ -388,7 +386,7 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
     """Check that the tensors of a state fit the parameters of the model.
 
     Args:
-        fields: the fields ``residual``, ``releasing``, ``sums``, ``aside`` or ``memory`` of a state; each is a dict by
+        fields: the fields ``residual``, ``sums``, ``aside`` or ``memory`` of a state; each is a dict by
             parameter name.
         forms: shape (dimensions in memory order) and dtype of each parameter, by name; empty: nothing is checked.
         base: compressor that will use the tensors in ``memory``.

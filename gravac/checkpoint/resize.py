@@ -83,8 +83,8 @@ def state_to_load(
     if on_resize == "mean":
         return merged_state
     if rank >= saved_world:
-        return {**merged_state, "residual": {}, "releasing": {}}
-    return {**merged_state, "residual": _sum_unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
+        return {**merged_state, "residual": {}}
+    return {**merged_state, "residual": _sum_unsent(states[rank])}
 
 
 def _without_rank_or_shards(state: State, shards: RankShards | None) -> dict[str, Any]:
@@ -124,11 +124,9 @@ def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnRes
         )
     source_states = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
     residuals_of_states = [_sum_unsent(state) for state in source_states]
-    releasing_of_states = [state["releasing"] for state in source_states]
     return {
         **_without_rank_or_shards(states[0], shards),
         "residual": _cut_out_shards("residual", source_states, residuals_of_states, shards.places),
-        "releasing": _cut_out_shards("releasing", source_states, releasing_of_states, shards.places),
     }
 
 
@@ -212,7 +210,7 @@ def _common_regions(
 def without_ranks(state: State) -> dict[str, Any]:
     """Return a copy of a state without fields that only a certain rank, or number of ranks, can load."""
     cleared_fields: dict[str, Any] = {"world": None, "rank": None, "pending": []}
-    return {**state, **cleared_fields, **{field: {} for field in ("sums", "residual", "releasing", "memory", "aside")}}
+    return {**state, **cleared_fields, **{field: {} for field in ("sums", "residual", "memory", "aside")}}
 
 
 def merge_states(states: Sequence[State]) -> dict[str, Any]:
@@ -245,7 +243,6 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
         **without_ranks(states[0]),
         "sums": _mean_over_ranks("sums", [state["sums"] for state in states]),
         "residual": _mean_over_ranks("residual", [_sum_unsent(state) for state in states]),
-        "releasing": _mean_over_ranks("releasing", [state["releasing"] for state in states]),
         "memory": {
             name: _mean_over_ranks(f"memory/{name}", [state["memory"].get(name, {}) for state in states])
             for name in memory_names

@@ -27,7 +27,7 @@ DCP joins nested keys with dots, and refuses two entries whose joined keys are e
 key. Without these entries DCP would restore one rank's residuals on all ranks.
 """
 
-TENSOR_FIELDS = ("residual", "sums", "releasing", "memory")
+TENSOR_FIELDS = ("residual", "sums", "memory")
 """Fields of a state that hold tensors by parameter name."""
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Form
+from gravac.averaging.residuals import Residuals
 from gravac.beliefs import Belief, beliefs_in_force
 from gravac.candidate import Candidate, Dropped, Forecast, describe_exchange
 from gravac.collectives import AllReduce, wire_ratio
@@ -55,13 +55,13 @@ class Admission(NamedTuple):
 
 def averager_of(policy: Policy) -> Averager:
     """Return an averager with a policy's settings, as rank 0 of 1; ``Engine.use`` sets rank and number of ranks."""
-    feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
+    residuals = Residuals(policy.overflow_safety)
     return Averager(
         base=policy.base,
         dense=policy.dense_format,
         strength=policy.error_feedback,
         dense_below=policy.dense_below,
-        feedback=feedback,
+        residuals=residuals,
         seed=policy.seed,
     )
 

@@ -19,7 +19,7 @@ from gravac.controllers.base import Measurement
 from gravac.engine.run_state import RunState
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
-from gravac.measurement import SLOTS_AFTER_ERRORS, SLOTS_BEFORE_ERRORS, UNRELEASED, LocalMeasurement, error_at, slots
+from gravac.measurement import SLOTS_AFTER_ERRORS, SLOTS_BEFORE_ERRORS, LocalMeasurement, error_at, slots
 
 AGREEMENT_TEXT = "the ranks' agreement on an earlier step"
 """Text for error messages: what the ranks exchanged when a sum of measurements failed."""
@@ -229,18 +229,6 @@ def agreed_measurement(
         ),
         **number_by_slot,
     )
-
-
-def all_released(local: LocalMeasurement, sums: Sequence[Sequence[float]]) -> bool:
-    """True if no rank has a residual left in ``releasing``, from which steps add parts to gradients.
-
-    The ranks' squared norms of these residuals then sum to 0.
-
-    Args:
-        local: this rank's measurement of a step.
-        sums: sums of ``local.vectors()`` over the ranks.
-    """
-    return slot_numbers(local.shadow, sums[0])[UNRELEASED] == 0
 
 
 def slot_numbers(shadow: Sequence[float], vector: Sequence[float]) -> dict[str, float]:

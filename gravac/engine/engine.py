@@ -46,7 +46,6 @@ from gravac.engine.agreement import (
     Agreement,
     AgreementSchedule,
     agreed_measurement,
-    all_released,
     named_failure,
     schedule_of,
 )
@@ -136,7 +135,7 @@ class Engine:
         self.losses, self.probes = Losses(), Losses()
         self.forward_s = math.nan
         self.probe_follows = False
-        self._last_set_aside_step = 0
+        self._last_change_step = 0  # step before which compression factors changed
 
     # before the first step
 
@@ -257,16 +256,12 @@ class Engine:
 
         The tensors are copies. Called while no job is in flight.
         """
-        feedback, loss_scale = self.averager.feedback, self.state.loss_scale or 1.0
-        names = [*feedback.residual, *(name for name in feedback.releasing if name not in feedback.residual)]
-        stores = (feedback.residual, feedback.releasing)
-        addends_by_name = {name: [store[name].float() for store in stores if name in store] for name in names}
-        return {name: torch.stack(addends).sum(0) / loss_scale for name, addends in addends_by_name.items()}
+        loss_scale = self.state.loss_scale or 1.0
+        return {name: residual.float() / loss_scale for name, residual in self.averager.residuals.by_name.items()}
 
     def residual_norm(self) -> float:
         """Return the norm of all residuals, divided by the loss scale. Called while no job is in flight."""
-        feedback = self.averager.feedback
-        residuals = [residual for store in (feedback.residual, feedback.releasing) for residual in store.values()]
+        residuals = self.averager.residuals.by_name.values()
         squared_norm = sum(float(residual.float().square().sum()) for residual in residuals)
         return math.sqrt(squared_norm) / float(self.state.loss_scale or 1.0)
 
@@ -282,7 +277,7 @@ class Engine:
 
         def change() -> None:
             self.averager.forget()
-            self.averager.feedback.check_each_group(mode == "outer")
+            self.averager.residuals.checks_group_means = mode == "outer"
             self.state.factors = Factors()
             self._last_measurement = None
 
@@ -559,7 +554,7 @@ class Engine:
         self._model_elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         self.averager.to_device(self.device)
         if any(dtype == torch.float16 for _, dtype in forms):
-            self.averager.feedback.turn_on_overflow_safety()
+            self.averager.residuals.turn_on_overflow_safety()
         return self.deciding.decide_first(self.state, forms, self.averager.world)
 
     def _begin(self, inputs: StepInputs) -> Candidate:
@@ -582,8 +577,7 @@ class Engine:
         candidate = state.candidate = decision.candidate
         state.factors = Factors.of(decision)
         if previous_candidate is not None and previous_factors != state.factors and not inputs.dense:
-            self.averager.feedback.set_aside(lambda name: state.factors.fell(previous_factors, name))
-            self._last_set_aside_step = state.step
+            self._last_change_step = state.step
         self._plan = self.averager.plan(
             state.step,
             state.factors.cf,
@@ -677,7 +671,7 @@ class Engine:
         self._last_measurement = None if measurement.candidate.mode == "native" else measurement
         state.totals.add(measurement)
         if not self.schedule.host_looks:
-            measurement.unreleased = self.averager.feedback.leftover(self._plan.sends_all)
+            measurement.emptied = [*filter(self._plan.sends_all, self.averager.residuals.by_name)]
         state.pending.append(measurement)
         self.schedule.step_ends(state.step)
         state.step += 1
@@ -703,7 +697,7 @@ class Engine:
     def _observe(self, local: LocalMeasurement, sums_over_ranks: list[list[float]]) -> None:
         """Let the controller decide by a step's measurement that the ranks agreed on.
 
-        Also drop residuals that were set aside when CFs fell, if they are zero on all ranks.
+        Also drop residuals that are zero, because the step sent their tensors dense and all gradients were finite.
 
         Args:
             local: this rank's measurement of the step.
@@ -711,6 +705,6 @@ class Engine:
         """
         world = self.executor.agree_world
         agreed_step = agreed_measurement(local, sums_over_ranks, world, self.deciding.samples(world))
-        if local.unreleased and all_released(local, sums_over_ranks) and local.step >= self._last_set_aside_step:
-            self.averager.feedback.drop(local.unreleased, self._plan.sends_all)
+        if local.emptied and math.isfinite(agreed_step.error) and local.step >= self._last_change_step:
+            self.averager.residuals.drop(filter(self._plan.sends_all, local.emptied))
         self.deciding.observe(self.state, agreed_step, local)

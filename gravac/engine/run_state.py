@@ -90,9 +90,8 @@ class RunState:
         controller: state of the controller; ``None`` before the first step.
         pending: measurements that the ranks have not agreed on yet, oldest first; at most as many as the executor's
             latency.
-        residual: unsent part of each parameter's gradients, flat, by parameter name; see ``gravac.averaging.feedback``.
-        releasing: residuals of parameters whose CF fell, flat, by parameter name; each step adds only a part of them to
-            the gradient.
+        residual: unsent part of each parameter's gradients, flat, by parameter name; see
+            ``gravac.averaging.residuals``.
         memory: tensors that the compressor keeps from step to step, by parameter name, then by the compressor's own
             key.
         sums: sums of gradients over steps, flat, by parameter name, if the controller requested them
@@ -124,7 +123,6 @@ class RunState:
     controller: Any = None
     pending: list[LocalMeasurement] = field(default_factory=list)
     residual: Tensors = field(default_factory=dict)
-    releasing: Tensors = field(default_factory=dict)
     memory: dict[str, Tensors] = field(default_factory=dict)
     sums: Tensors = field(default_factory=dict)
     loss_scale: Number | None = None
@@ -159,7 +157,6 @@ class RunState:
             "factors": {"cf": self.factors.cf, "cfs": dict(self.factors.cfs)},
             "pending": [measurement.dump() for measurement in self.pending if measurement.numbers],
             "residual": dict(self.residual),
-            "releasing": dict(self.releasing),
             "memory": {name: dict(memory) for name, memory in self.memory.items() if memory},
             "sums": dict(self.sums),
             "loss_scale": None if self.loss_scale is None else float(self.loss_scale),

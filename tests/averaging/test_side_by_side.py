@@ -14,7 +14,6 @@ from hypothesis import given
 from gravac.averaging import average as module
 from gravac.averaging.average import Averager
 from gravac.averaging.batch import MAX_JOINED_ELEMENTS, merge_batches
-from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
@@ -43,7 +42,7 @@ def average(
 ) -> tuple[list[list[torch.Tensor]], list[Averager], list[Ledger]]:
     """Two steps of all ranks, in one group or each tensor in a group of its own."""
     draw = torch.Generator().manual_seed(len(shapes))
-    averagers = [Averager(base, dense, None, 16, Feedback()) for _ in range(ranks)]
+    averagers = [Averager(base, dense, None, 16) for _ in range(ranks)]
     ledgers = [Ledger(ranks) for _ in range(ranks)]
     outs: list[list[torch.Tensor]] = []
     for rank, averager in enumerate(averagers):
@@ -74,7 +73,7 @@ def test_tensors_side_by_side_come_out_as_each_alone(
     for rank in range(ranks):
         for mine, other in zip(together[rank], alone[rank], strict=True):
             torch.testing.assert_close(mine, other, rtol=0 if ranks == 2 else 1e-6, atol=0 if ranks == 2 else 1e-6)
-        assert merged[rank].feedback.residual.keys() == single[rank].feedback.residual.keys()
+        assert merged[rank].residuals.by_name.keys() == single[rank].residuals.by_name.keys()
         assert float(merged[rank].measurement.energy) == pytest.approx(float(single[rank].measurement.energy), rel=1e-5)
         assert merged[rank].measurement.achieved_cf == pytest.approx(single[rank].measurement.achieved_cf)
     lost, lost_alone = (sum(float(averager.measurement.error) for averager in some) for some in (merged, single))
@@ -98,23 +97,23 @@ def test_what_travels_is_what_is_foretold(shapes: list[Shape], bits: int, ranks:
 
 def test_what_goes_together_does_not_depend_on_what_a_rank_keeps() -> None:
     shapes: list[Shape] = [(5,), (3,), (40, 30)]
-    averagers = [Averager(quantize(4), dense, None, 16, Feedback()) for _ in range(2)]
+    averagers = [Averager(quantize(4), dense, None, 16) for _ in range(2)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, 2
         averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)))
-    averagers[0].feedback.residual["0"] = torch.ones(5)
+    averagers[0].residuals.by_name["0"] = torch.ones(5)
     outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
     memory.run([a.average(mine, a.plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
     for mine in outs:
         torch.testing.assert_close(mine[0], torch.full((5,), 1.5))  # what rank 0 kept arrives
         torch.testing.assert_close(mine[1], torch.ones(3))
-    assert averagers[0].feedback.empty
+    assert not averagers[0].residuals.by_name
 
 
 def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
     shapes: list[Shape] = [(5,), (40, 30), (30, 20)]
-    averagers = [Averager(quantize(4), dense, None, 16, Feedback()) for _ in range(2)]
+    averagers = [Averager(quantize(4), dense, None, 16) for _ in range(2)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, 2
         averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)))
@@ -123,13 +122,13 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
     memory.run([a.average(mine, a.plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
     assert all(out.isnan().all() for mine in outs for out in mine)
-    assert all(averager.feedback.empty and not averager.measurement.finite for averager in averagers)
+    assert all(not averager.residuals.by_name and not averager.measurement.finite for averager in averagers)
 
 
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     sizes = [10, MAX_JOINED_ELEMENTS + 1, 20, 30]
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
-    averager = Averager(quantize(4, block=16), dense, None, 0, Feedback())
+    averager = Averager(quantize(4, block=16), dense, None, 0)
     plan = averager.plan(0, 8.0, cfs={"2": None})
     batches = merge_batches(averager._batch(piece, plan) for piece in pieces)
     assert [batch.names for batch in batches] == [["0", "3"], ["1"], ["2"]]
@@ -143,7 +142,7 @@ def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
 def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tuple[Compressor, float, int]) -> None:
     base, cf, multiple = padded
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
-    averager = Averager(base, dense, None, 0, Feedback())
+    averager = Averager(base, dense, None, 0)
     with mock.patch.object(module, "MAX_JOINED_ELEMENTS", 100):
         averager.measure(LocalMeasurement(0, Candidate(base.name, cf, cf)), UNSEEN)
         batches = merge_batches(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
@@ -154,7 +153,7 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
 
 def test_an_empty_tensor_is_not_compressed_and_goes_apart() -> None:
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate((0, 8, 16))]
-    averager = Averager(quantize(4, block=16), dense, None, 0, Feedback())
+    averager = Averager(quantize(4, block=16), dense, None, 0)
     averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)), UNSEEN)
     batches = merge_batches(averager._batch(piece, averager.plan(0, 8.0)) for piece in pieces)
     assert [batch.names for batch in batches] == [["0"], ["1", "2"]]
@@ -169,7 +168,7 @@ def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
     shapes: list[Shape] = [(7, 33), (5,), (40, 30), (129, 3), (60, 60)]
     outs: dict[bool, list[torch.Tensor]] = {}
     for look in (True, False):
-        draw, averager = torch.Generator().manual_seed(0), Averager(quantize(bits), dense, None, 16, Feedback())
+        draw, averager = torch.Generator().manual_seed(0), Averager(quantize(bits), dense, None, 16)
         outs[look] = [torch.randn(shape, generator=draw) for shape in shapes]
         pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(outs[look])]
         measurement = LocalMeasurement(0, Candidate("quantize", 32 / bits, 32 / bits))

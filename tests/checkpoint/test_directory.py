@@ -45,7 +45,7 @@ def test_a_folder_with_somebody_elses_file_is_not_removed(tmp_path: Path) -> Non
 
 def test_a_part_of_a_larger_tensor_is_written_alone(tmp_path: Path) -> None:
     compressor = holding(1)
-    compressor._engine.averager.feedback.residual["w"] = torch.zeros(1_000_000)[:8]
+    compressor._engine.averager.residuals.by_name["w"] = torch.zeros(1_000_000)[:8]
     checkpoint.save(tmp_path, compressor)
     (file,) = tmp_path.glob("*/rank0.pt")
     assert file.stat().st_size < 100_000

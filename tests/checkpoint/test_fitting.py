@@ -136,9 +136,9 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         ("residual", {"layer.weight": torch.ones(64, 32)}, "residual/layer.weight: .* it should have one dimension"),
         ("residual", {"other": torch.ones(4)}, "residual: the model has no parameter 'other'"),
         (
-            "releasing",
+            "sums",
             {"head.bias": torch.full((48,), torch.nan)},
-            "releasing/head.bias: .* 48 of its 48 elements are not finite",
+            "sums/head.bias: .* 48 of its 48 elements are not finite",
         ),
         ("sums", {"head.bias": torch.ones(1)}, "sums/head.bias: has 1 elements; it should have 48"),
         ("step", -5, "step: is -5; it should be greater than or equal to 0"),

@@ -16,14 +16,14 @@ NAMES = ("v", "w")
 
 
 def states(world: int, seed: int, averaging: int | None = None) -> list[dict[str, Any]]:
-    """States of ranks that have some residuals, some that are released, a second error, and memory."""
+    """States of ranks that have some residuals, a second error, and memory."""
     g = torch.Generator().manual_seed(seed)
     plain = AdaptiveCompressor(topk).state_dict()
     made = []
     for rank in range(world):
         parts = {
             part: {name: torch.randn(6, generator=g) for name in NAMES if torch.rand((), generator=g) < 0.7}
-            for part in ("residual", "releasing")
+            for part in ("residual",)
         }
         aside = {name: torch.randn(6, generator=g) for name in parts["residual"] if name == "w"}
         memory = {"v": {"q": torch.ones(3)}, "w": {"second": torch.randn(2, generator=g)}}
@@ -35,9 +35,7 @@ def states(world: int, seed: int, averaging: int | None = None) -> list[dict[str
 def total(ranks: list[dict[str, Any]], name: str) -> torch.Tensor:
     """All that will still be sent of a tensor, over ranks."""
     nothing = torch.zeros(6)
-    return sum(
-        (rank[part].get(name, nothing) for rank in ranks for part in ("residual", "releasing", "aside")), start=nothing
-    )
+    return sum((rank[part].get(name, nothing) for rank in ranks for part in ("residual", "aside")), start=nothing)
 
 
 def after(old: list[dict[str, Any]], now: int, mode: OnResize) -> list[dict[str, Any]]:
@@ -63,7 +61,7 @@ def test_what_is_kept_stays_with_its_rank(before: int, now: int, seed: int) -> N
     for mine, its in zip(new, old, strict=False):
         for name in NAMES:
             assert torch.allclose(total([mine], name), total([its], name), atol=1e-6)
-    assert all(rank["residual"] == rank["releasing"] == {} for rank in new[before:])
+    assert all(rank["residual"] == {} for rank in new[before:])
 
 
 @given(worlds, worlds, seeds)
@@ -72,7 +70,7 @@ def test_what_is_dropped_is_gone_and_the_rest_goes_on(before: int, now: int, see
     for rank in after(old, now, "drop"):
         assert rank["step"] == 7
         if before != now:
-            assert [rank[part] for part in ("residual", "releasing", "memory", "sums", "aside")] == [{}] * 5
+            assert [rank[part] for part in ("residual", "memory", "sums", "aside")] == [{}] * 4
 
 
 @given(worlds, seeds, st.sampled_from(["mean", "keep", "drop"]))
@@ -90,11 +88,11 @@ def test_every_rank_remembers_what_all_ranks_remembered(mode: OnResize) -> None:
         assert torch.equal(rank["memory"]["v"]["q"], torch.ones(3))
 
 
-def test_half_precision_residuals_are_averaged_in_float32() -> None:
+def test_half_precision_memory_is_averaged_in_float32() -> None:
     old = states(3, 0)
     for rank, state in enumerate(old):
-        state.update(residual={"w": torch.full((6,), 1 + rank / 128, dtype=torch.bfloat16)}, aside={})
-    assert torch.equal(after(old, 2, "mean")[0]["residual"]["w"], torch.full((6,), 1 + 1 / 128))
+        state.update(memory={"v": {"q": torch.full((6,), 1 + rank / 128, dtype=torch.bfloat16)}}, aside={})
+    assert torch.equal(after(old, 2, "mean")[0]["memory"]["v"]["q"], torch.full((6,), 1 + 1 / 128))
 
 
 def test_parts_of_a_model_that_some_ranks_averaged_can_only_be_dropped() -> None:

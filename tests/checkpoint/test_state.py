@@ -59,10 +59,10 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 
 def test_merging_takes_the_mean_residual_and_fits_any_world() -> None:
-    releasing = {"v": torch.full((2,), 4.0)}
-    merged = merge_states([state(1), state(0, releasing=releasing)])
+    sums = {"v": torch.full((2,), 4.0)}
+    merged = merge_states([state(1), state(0, sums=sums)])
     assert torch.equal(merged["residual"]["w"], torch.full((4,), 1.5))
-    assert torch.equal(merged["releasing"]["v"], torch.full((2,), 2.0)), "a rank without one counts as zero"
+    assert torch.equal(merged["sums"]["v"], torch.full((2,), 2.0)), "a rank without one counts as zero"
     assert merged["world"] is None
     AdaptiveCompressor(topk).load_state_dict(merged)
 

@@ -9,7 +9,6 @@ import torch
 
 from gravac import AdaptiveCompressor
 from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors import Compressor, Context, Reduced, Rounds, Sparse
 from gravac.compressors.base import energy, k_for
@@ -45,7 +44,7 @@ def test_goodput_starts_with_it_where_the_link_says() -> None:
     """Candidates know its efficiency, and coding and exchange by its own costs: on a slow link it is the start."""
     with AdaptiveCompressor(Comb(), (4, 1000), controller="goodput") as compressor:
         policy = compressor.policy
-    averager = Averager(policy.base, policy.dense_format, None, 1024, Feedback())
+    averager = Averager(policy.base, policy.dense_format, None, 1024)
     averager.world = 2
     link = LinkProbe(latency=5e-5, bandwidth=1e8, copy_bytes_per_s=1e10)
     forecasts = admit(policy, averager, [((1024, 1024), torch.float32)], link).forecasts

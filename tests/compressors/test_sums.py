@@ -67,11 +67,10 @@ def test_quantized_sums_are_close_at_any_number_of_ranks(bits: int) -> None:
 def test_the_second_error_comes_back_in_the_next_step() -> None:
     """With full feedback a constant gradient is averaged exactly, in the long run, on eight ranks."""
     from gravac.averaging.average import Averager
-    from gravac.averaging.feedback import Feedback
     from gravac.averaging.plan import Piece
 
     xs = normal(8, 32, 32)
-    averagers = [Averager(quantize(2), dense, 1.0, 0, Feedback()) for _ in xs]
+    averagers = [Averager(quantize(2), dense, 1.0, 0) for _ in xs]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, 8
     applied = torch.zeros(32, 32)

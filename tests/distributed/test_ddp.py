@@ -500,7 +500,7 @@ def fp16_model(rank: int, world: int) -> list[Any]:
         for step in range(3):
             ddp(batch(rank, step)[0].half()).float().mean().backward()
         state = compressor.state_dict()
-        safe = compressor._engine.averager.feedback.commit_policy.drops_whole_step
+        safe = compressor._engine.averager.residuals.wait_for_step
         return [safe, state["residual"]["0.weight"].dtype == torch.float32, compressor.wire_ratio]
 
 

@@ -63,7 +63,7 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
     records: list[Record] = []
 
     def made() -> AdaptiveCompressor:
-        return AdaptiveCompressor(topk, controller=Scripted(), sinks=[records.append], release=float("inf"))
+        return AdaptiveCompressor(topk, controller=Scripted(), sinks=[records.append])
 
     ddp, compressor = parallel(network(2)), made()
     optimizer = sgd(ddp)
@@ -94,7 +94,7 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
         "own": own,
         "terms": terms,
         "applied": applied,
-        "kept": float(sum(r.double().norm() for r in (*kept["residual"].values(), *kept["releasing"].values()))),
+        "kept": float(sum(r.double().norm() for r in kept["residual"].values())),
         "ran": [asdict(record) for record in records if isinstance(record, StepRecord)],
         "candidates": [str(candidate) for candidate in compressor._engine.deciding.candidates],
         "predicted": [forecast.wire_ratio for forecast in compressor._engine.deciding.forecasts],

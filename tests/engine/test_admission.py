@@ -10,7 +10,6 @@ import torch
 
 from gravac import Policy, ladder, powersgd, quantize, topk
 from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.candidate import Candidate, Forecast
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
@@ -29,7 +28,7 @@ def topk_policy(**settings: Any) -> Policy:
 
 
 def admitted(policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype = torch.float32) -> Admission:
-    averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
+    averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
     averager.world = world
     forms = [(shape, dtype) for shape in shapes]
     return admit(policy, averager, forms)

@@ -41,7 +41,7 @@ def agreed(local: LocalMeasurement, world: int) -> Measurement:
 @given(shadows, st.data())
 def test_a_vector_and_its_names_are_one(shadow: tuple[float, ...], data: st.DataObject) -> None:
     names = slots(shadow)
-    assert len(set(names)) == len(names) == len(SLOTS_BEFORE_ERRORS) + len(shadow) + len(SLOTS_AFTER_ERRORS) + 1
+    assert len(set(names)) == len(names) == len(SLOTS_BEFORE_ERRORS) + len(shadow) + len(SLOTS_AFTER_ERRORS)
     given = {slot: data.draw(numbers) for slot in names}
     (vector,) = LocalMeasurement(7, TOPK, shadow=shadow, numbers={**given}).vectors()
     assert slot_numbers(shadow, [*map(float, vector)]) == given

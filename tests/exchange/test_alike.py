@@ -77,8 +77,6 @@ CHANGES: dict[str, Any] = {
     "error_feedback": 0.5,
     "dense": "bfloat16",
     "sixteen_bit": False,
-    "release": 2.0,
-    "residual_dtype": "bfloat16",
     "overflow_safety": True,
     "dense_below": 4096,
     "seed": 1,

@@ -31,7 +31,6 @@ import torch
 
 from gravac import Static, dense
 from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.candidate import DENSE, Candidate, Forecast, Span
 from gravac.collectives import wire_ratio
 from gravac.compressors import Dense
@@ -222,7 +221,7 @@ def _in_each_step(case: Case, task: Task, clip: float | None) -> dict[str, Any]:
         return Admission(tuple(Forecast(candidate, wire_ratio=candidate.cf) for candidate in candidates))
 
     plain = base if isinstance(base, Dense) else dense
-    averagers = [Averager(base, plain, None, MIN_COMPRESSED_ELEMENTS, Feedback()) for _ in range(RANKS)]
+    averagers = [Averager(base, plain, None, MIN_COMPRESSED_ELEMENTS) for _ in range(RANKS)]
     engines = [Engine(averager, Deciding(controller, admit, lambda _: None)) for averager in averagers]
     for engine, executor in zip(engines, Lockstep(RANKS).executors, strict=True):
         engine.use(executor)

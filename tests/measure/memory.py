@@ -49,11 +49,9 @@ def needs(base: Compressor, cf: float, groups: int, world: int = 2, each: int = 
     return storages.kept - gradients, storages.peak - gradients
 
 
-def row(
-    label: str, base: Compressor, cf: float, fed_back: float | None, world: int, residual_dtype: str, safe: bool
-) -> dict[str, Any]:
+def row(label: str, base: Compressor, cf: float, fed_back: float | None, world: int, safe: bool) -> dict[str, Any]:
     """Bytes per parameter between steps and at a step's end, and bytes that a group takes for each of its elements."""
-    settings = {"residual_dtype": residual_dtype, "overflow_safety": safe, "error_feedback": fed_back}
+    settings = {"overflow_safety": safe, "error_feedback": fed_back}
     found = []
     for each in EACH:
         kept, peak = zip(*(needs(base, cf, groups, world, each, **settings) for groups in (FEW, MANY)), strict=True)
@@ -64,7 +62,6 @@ def row(
         "compressor": label,
         "cf": cf,
         "world": world,
-        "residual_dtype": residual_dtype,
         "overflow_safety": safe,
         "kept": _of(between),
         "within_a_step": _of(within),
@@ -82,13 +79,7 @@ def main() -> None:
     parser.add_argument("--json")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    rows = [
-        row(*case, world, residual_dtype, safe)
-        for case in CASES
-        for world in WORLDS
-        for residual_dtype in ("float32", "bfloat16")
-        for safe in (False, True)
-    ]
+    rows = [row(*case, world, safe) for case in CASES for world in WORLDS for safe in (False, True)]
     write(rows, arguments.json)
 
 

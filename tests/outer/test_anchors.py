@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gravac import SettingsError, Static, dense
-from gravac.modes.outer.anchors import AnchorStorage
+from gravac.compressors.draws import Draws
+from gravac.modes.outer.anchors import AnchorStorage, round_to_bfloat16
 from tests.device.counting import DEVICE, counting
 from tests.device.steps import Counted
 from tests.device.storages import Storages
@@ -162,3 +163,23 @@ def test_off_the_device_nothing_is_kept_on_it(anchor_dtype: str, each: int) -> N
     assert here.kept == pytest.approx((each + each) * of, rel=0.05)
     there, _ = memory_of(offload=False, **settings)
     assert there.kept == pytest.approx((2 + each + each) * of, rel=0.05)
+
+
+finite = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
+
+
+@given(st.lists(finite, min_size=1, max_size=40), st.integers(0, 1000))
+def test_rounding_goes_to_a_neighbour(numbers: list[float], key: int) -> None:
+    x = torch.tensor(numbers)
+    near = round_to_bfloat16(x, Draws(str(key)))
+    assert near.dtype == torch.bfloat16
+    assert bool(((near.float() - x).abs() <= 2.0**-7 * x.abs()).all())
+    exact = near.float()
+    assert torch.equal(round_to_bfloat16(exact, Draws(str(key + 1))), near)  # what fits stays
+    assert torch.equal(round_to_bfloat16(x, Draws(str(key))), near)
+
+
+def test_rounding_is_right_on_average() -> None:
+    x = torch.full((1 << 16,), 1 + 2.0**-9)  # a quarter of the way from 1 to the next
+    up = (round_to_bfloat16(x, Draws("key")).float() > 1).double().mean()
+    assert abs(up - 0.25) < 5 * (0.25 * 0.75 / x.numel()) ** 0.5

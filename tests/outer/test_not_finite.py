@@ -79,7 +79,7 @@ def known(ranks: Ranks, rank: int) -> dict[str, torch.Tensor]:
         f"{key} of {names[anchor]}": one for anchor, kept in outer.outer.state.items() for key, one in kept.items()
     }
     buffers = {f"buffer {name}": anchor for name, anchor in outer._buffers.anchors.items()}
-    residuals = {f"residual {name}": one for name, one in outer._engine.averager.feedback.residual.items()}
+    residuals = {f"residual {name}": one for name, one in outer._engine.averager.residuals.by_name.items()}
     return copied({**outer._anchors, **momenta, **buffers, **residuals})
 
 
@@ -99,7 +99,6 @@ LEAVE_ANCHORS: list[dict[str, Any]] = [
     {**TOP_K, "make": batch_norm},
     {**FOUR_BITS, "anchor_dtype": "bfloat16", "offload": True},
     {**DENSE, "make": batch_norm},
-    {**TOP_K, "residual_dtype": "bfloat16"},
     {**TOP_K, "anchor_dtype": "bfloat16"},
     {**TOP_K, "offload": True},
     {**TOP_K, "samples": 4},

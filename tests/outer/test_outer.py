@@ -108,11 +108,11 @@ def test_synced_puts_back_what_a_rank_has() -> None:
 
 def test_what_was_not_sent_is_sent_later() -> None:
     """Residual and mean together are what all ranks had to send: the law of error feedback, of pseudo-gradients."""
-    settings = {"base": topk, "controller": Static(cf=10), "cf_range": (10, 10), "every": 3, "release": float("inf")}
+    settings = {"base": topk, "controller": Static(cf=10), "cf_range": (10, 10), "every": 3}
     trained = Ranks(2, **settings).train(9)
     start = flat(network())
     moved = start - trained.anchors[0]  # the sum of all means that came
-    residuals = [outer._engine.averager.feedback.residual for outer in trained.outer]
+    residuals = [outer._engine.averager.residuals.by_name for outer in trained.outer]
     names = [*trained.outer[0]._fragments[0].anchors]
     left = torch.stack(
         [
@@ -133,7 +133,7 @@ def test_what_was_not_sent_is_sent_later() -> None:
 
 def _progress(trained: Ranks, steps: int) -> torch.Tensor:
     """The mean over ranks of all pseudo-gradients, as another run of the same ranks has them."""
-    again = Ranks(2, base=topk, controller=Static(cf=10), cf_range=(10, 10), every=3, release=float("inf"))
+    again = Ranks(2, base=topk, controller=Static(cf=10), cf_range=(10, 10), every=3)
     total = torch.zeros_like(flat(network()))
     for _ in range(steps // 3):
         before = again.weights

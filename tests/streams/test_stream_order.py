@@ -127,6 +127,7 @@ def train(seed: int, base: Compressor, without: str | None = None) -> FakeDevice
             engine.end()
             if draw.random() < 0.5:
                 handles[-1].wait()
+                device.access(COMPUTE, _places([gradients[name] for name in parts[-1]]), set(), "what was waited for")
             for done, names in futures:  # as DDP waits for a bucket
                 device.handler._handle_event_wait(done.number, COMPUTE)
                 device.access(COMPUTE, _places([gradients[name] for name in names]), set(), "the mean of a bucket")
@@ -138,7 +139,7 @@ def train(seed: int, base: Compressor, without: str | None = None) -> FakeDevice
         assert device.present == COMPUTE
         executor.order()  # the host waits for a device that is saved; which orders what it launches, unseen here
         saved = compressor.state_dict()
-        for kept in (saved["residual"], saved["releasing"], saved["sums"], saved["memory"]):
+        for kept in (saved["residual"], saved["sums"], saved["memory"]):
             device.access(HOST, _places(kept), set(), "saving")
     return device
 

@@ -10,7 +10,6 @@ import torch
 
 from gravac import Policy, dense, ladder, powersgd, quantize, topk, topkc
 from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.candidate import Candidate, Forecast, describe_exchange, named
 from gravac.compressors import Compressor
 from gravac.controllers import Goodput
@@ -41,7 +40,7 @@ def decision(of: Forecast, reason: str = "") -> DecisionRecord:
 def admission(base: Compressor = ladder) -> Admission:
     """What a run of a large matrix over two ranks may choose."""
     policy = Policy(base=base, controller=Goodput(), cf_range=(2, 1000))
-    averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
+    averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
     averager.world = 2
     return admit(policy, averager, [((1024, 1024), torch.float32)])
 

@@ -14,7 +14,6 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
 from gravac.collectives import AllGather, AllReduce, Collective
@@ -77,7 +76,7 @@ class GravacRank:
 
     def __init__(self, compressor: Compressor, cf: float, rank: int, world: int) -> None:
         self._cf = cf
-        self._averager = Averager(compressor, dense, compressor.error_feedback, 0, Feedback())
+        self._averager = Averager(compressor, dense, compressor.error_feedback, 0)
         self._averager.rank, self._averager.world = rank, world
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.residuals import round_to_bfloat16
 from gravac.averaging.tensors import flat
 from gravac.compressors.draws import Draws
 from gravac.settings import SettingsError
@@ -120,3 +119,20 @@ def _tensors_like_anchor(anchor: torch.Tensor, state: State) -> list[tuple[str, 
 def exchange_dtype(parameter: torch.Tensor) -> torch.dtype:
     """Return the number format of a parameter's pseudo-gradient; the parameter may have any shape."""
     return torch.float32 if parameter.dtype in SIXTEEN_BIT_FORMATS else parameter.dtype
+
+
+def round_to_bfloat16(x: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Round x to bfloat16, up or down at random, so that the expected result is x.
+
+    Args:
+        x: numbers to round, float32, finite, flat, contiguous.
+        draws: source of the random numbers that decide between up and down; equal sources round equally.
+
+    Returns:
+        Rounded numbers, bfloat16, of the same shape. Each error is less than one unit in the last place of bfloat16: at
+        most 2⁻⁷ of the number's magnitude.
+    """
+    # a bfloat16 is the upper half of a float32: 16 random bits are added to the lower half, and carry into the upper
+    # half with the probability lower half / 2^16
+    bits = draws.random_bits(x.numel(), x.device).bitwise_and_(0xFFFF).add_(x.view(torch.int32))
+    return bits.bitwise_and_(-0x10000).view(torch.float32).to(torch.bfloat16)
