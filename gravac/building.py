@@ -9,7 +9,6 @@ from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.collectives import AllReduce
 from gravac.controllers.base import has_flag
-from gravac.controllers.state_dicts import identify
 from gravac.costmodel import Network
 from gravac.costmodel.network import collective_seconds
 from gravac.engine.admission import Admission, admit, averager_of, drop_below_efficiency, with_native
@@ -77,7 +76,7 @@ class RunAdmission:
         may_run_native = self.native_cfs and policy.native and has_flag(policy.controller, "chooses_native")
         if may_average_each_step and may_run_native:
             admission = with_native(admission, self.native_cfs)
-        state.candidates = identify(forecast.candidate for forecast in admission.forecasts)
+        state.candidates = [forecast.candidate for forecast in admission.forecasts]
         return admission._replace(lacks_compute_time=lacks_compute_time)
 
     def _leaving_s(self, world: int) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gravac.beliefs import Belief
+from gravac.ranges import Count, Factor, PositiveCount
 
 DENSE = "dense"
 """Content of ``Candidate.compressor`` if all tensors are sent dense, in float32 or in 16 bit."""
@@ -87,9 +88,9 @@ class Candidate:
 
     mode: Mode
     compressor: str
-    cf: float
-    every: int = 1
-    delay: int = 0
+    cf: Factor
+    every: PositiveCount = 1
+    delay: Count = 0
     sends: str = field(default="", compare=False)
 
     @property

@@ -21,6 +21,7 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Piece
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate, Span
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced, dense
@@ -29,7 +30,6 @@ from gravac.compressors.sparse import as_dense
 from gravac.engine.agreement import gain
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
-from gravac.measurement import LocalMeasurement
 
 __all__ = ["check_compressor"]
 
@@ -198,7 +198,7 @@ def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, st
     plan = ranks[0].plan(step, cf)
     pieces = [Piece("w", mean.view(-1), tuple(mean.shape)) for mean in means]
     for averager in ranks:
-        averager.measure(LocalMeasurement(step, Candidate("hook", ranks[0].base.name, cf)))
+        averager.measure(StepRecording(step, Candidate("hook", ranks[0].base.name, cf)))
     memory.run([averager.average([piece], plan) for averager, piece in zip(ranks, pieces, strict=True)])
     for averager in ranks:
         averager.commit()
@@ -472,9 +472,9 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
         for step in range(2):
             xs = [x.double().mul(2.0**power).float() for x in gradients(world, (40, 40), seed=step)]
             means = [mean.double() / 2.0**power for mean in average(rank_averagers, xs, cf, step)]
-            error = sum(float(averager.measurement.error) for averager in rank_averagers)
+            error = sum(float(averager.recording.error) for averager in rank_averagers)
             means_and_gains.append(
-                (means, gain(error, sum(float(averager.measurement.energy) for averager in rank_averagers)))
+                (means, gain(error, sum(float(averager.recording.energy) for averager in rank_averagers)))
             )
         return means_and_gains
 

@@ -21,6 +21,7 @@ from gravac.averaging.folding import fold_in
 from gravac.averaging.memory import CompressorMemory
 from gravac.averaging.norms import all_elements_finite, unsent_energy
 from gravac.averaging.plan import Choice, Form, Piece, Plan
+from gravac.averaging.recording import StepRecording, summed
 from gravac.averaging.residuals import Residuals, replace_entries, unsent_rest
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, energy
@@ -28,7 +29,6 @@ from gravac.compressors.dense import Dense, divide, divides_first
 from gravac.compressors.squares import all_finite
 from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both_true
 from gravac.exchange.fuse import fuse
-from gravac.measurement import LocalMeasurement, summed
 
 
 @dataclass(eq=False, repr=False)
@@ -53,7 +53,7 @@ class Averager:
         agreed_shapes: shapes by parameter name that decide which tensors are compressed. Ranks that hold shards of
             different sizes have the same shapes here, and so decide alike. If a name is missing, the tensor's own shape
             decides.
-        measurement: this rank's measurement of the present step.
+        recording: this rank's record of the present step.
     """
 
     base: Compressor
@@ -67,7 +67,7 @@ class Averager:
     memory: CompressorMemory = field(default_factory=CompressorMemory, init=False)
     diagnostics: Diagnostics = field(default_factory=Diagnostics, init=False)
     agreed_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, init=False)
-    measurement: LocalMeasurement = field(init=False)
+    recording: StepRecording = field(init=False)
     _cached_choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
     _executor: Executor | None = field(default=None, init=False)
 
@@ -179,15 +179,15 @@ class Averager:
 
     # a step
 
-    def measure(self, measurement: LocalMeasurement, executor: Executor | None = None) -> None:
-        """Begin a step: later calls of ``average`` add what they send, and what compression loses, to ``measurement``.
+    def measure(self, recording: StepRecording, executor: Executor | None = None) -> None:
+        """Begin a step: later calls of ``average`` add what they send, and what compression loses, to ``recording``.
 
         Args:
-            measurement: this rank's measurement of the step: counts of sent elements, energies (squared norms), errors.
+            recording: this rank's record of the step: counts of sent elements, energies (squared norms), errors.
             executor: executor that runs this step and later steps. ``None``: the executor of the last step. Without any
                 executor so far, averaging assumes that the host may read tensors.
         """
-        self.measurement = measurement
+        self.recording = recording
         if executor is not None and executor is not self._executor:
             self._executor = executor
             self._adapt_to_executor(executor.judge, executor.everywhere, executor.host_looks)
@@ -257,7 +257,7 @@ class Averager:
                 gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
                 all ranks that hold the model.
         """
-        finite = finite_in_all_shards(self.measurement.finite) if self.residuals.wait_for_step else True
+        finite = finite_in_all_shards(self.recording.finite) if self.residuals.wait_for_step else True
         self.residuals.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
@@ -283,13 +283,13 @@ class Averager:
             inputs_finite: whether all inputs from which this rank computed the pieces are finite: a bool, or a 0-d bool
                 tensor; True if the caller does not know.
         """
-        self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
+        self.recording.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
             self.diagnostics.sums.clear()
         else:
             finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
             compressible = [piece for piece in pieces if self._may_compress(piece)]
-            self.diagnostics.add_gradients(compressible, plan, finite, self.measurement)
+            self.diagnostics.add_gradients(compressible, plan, finite, self.recording)
         return (
             self._compressed(pieces, plan, inputs_finite)
             if plan.compresses
@@ -373,10 +373,10 @@ class Averager:
                 errors.append(unsent_energy(target, energies[-1], reduced.sent))
             if batch.choice.compresses:
                 elements = sum(piece.flat.numel() for piece in batch.pieces)
-                self.measurement.compressed += elements
-                self.measurement.sent += elements / reduced.cf
-        self.measurement.energies.append(summed(energies))
-        self.measurement.errors.append(summed(errors))
+                self.recording.compressed += elements
+                self.recording.sent += elements / reduced.cf
+        self.recording.energies.append(summed(energies))
+        self.recording.errors.append(summed(errors))
 
     def _commit_group(self, pieces: Sequence[Piece], finite: Verdict) -> None:
         """Commit a group's residuals after its exchange, unless they wait for the end of the step."""
@@ -444,7 +444,7 @@ class Averager:
             x = self.residuals.added_to(piece.name, piece.flat, keeps_unsent=False)
             finite_sum = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
             self._evaluate_shadow_cfs(piece, finite_sum, plan, self._context(piece, plan, 0.0))
-            self.measurement.energies.append(
+            self.recording.energies.append(
                 (gradient_energy if finite_sum is piece.flat else energy(finite_sum)).double()
             )
             gradients_with_residuals.append(x)
@@ -482,11 +482,11 @@ class Averager:
     def _evaluate_shadow_cfs(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
         """Compute the compression error of a tensor, flat x, at each shadow CF of a plan, if it may be compressed."""
         if plan.shadow_cfs and self._may_compress(piece):
-            evaluate_shadow_cfs(piece, x, self.base, plan, context, self.measurement)
+            evaluate_shadow_cfs(piece, x, self.base, plan, context, self.recording)
 
     def _discard_group(self, pieces: Sequence[Piece]) -> None:
         """Restore a group's residuals, and overwrite its gradients with NaN: some rank's gradient was not finite."""
-        self.measurement.verdicts.append(False)
+        self.recording.verdicts.append(False)
         for piece in pieces:
             self.residuals.undo(piece.name, piece.flat)
         self.memory.undo(piece.name for piece in pieces)
@@ -504,4 +504,4 @@ class Averager:
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):
             same_dtype_flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]
             torch._foreach_mul_(same_dtype_flats, one_or_nan.to(dtype))
-        self.measurement.verdicts.append(finite)
+        self.recording.verdicts.append(finite)

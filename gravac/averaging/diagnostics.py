@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from gravac.averaging.plan import Piece, Plan
+from gravac.averaging.recording import StepRecording
 from gravac.averaging.residuals import replace_entries
 from gravac.compressors.base import Compressor, Context, energy
 from gravac.compressors.dtypes import working
 from gravac.exchange.executor import Number, Verdict, choose
-from gravac.measurement import LocalMeasurement
 
 
 class Diagnostics:
@@ -31,9 +31,7 @@ class Diagnostics:
         self.sums: dict[str, torch.Tensor] = {}
         self._reported_sums: list[torch.Tensor] = []
 
-    def add_gradients(
-        self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: LocalMeasurement
-    ) -> None:
+    def add_gradients(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: StepRecording) -> None:
         """Add a step's gradients to their sums, if they are finite; report and drop the sums if the plan says so.
 
         Args:
@@ -73,7 +71,7 @@ class Diagnostics:
 
 
 def evaluate_shadow_cfs(
-    piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: LocalMeasurement
+    piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: StepRecording
 ) -> None:
     """Compute the compression error of a tensor at each CF in ``plan.shadow_cfs``, without sending anything.
 

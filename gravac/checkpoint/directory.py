@@ -26,10 +26,11 @@ from typing import Any, BinaryIO
 
 import torch
 
-from gravac.checkpoint.fitting import Manifest, misfit, validate
+from gravac.checkpoint.fitting import Manifest, validate
 from gravac.checkpoint.ranks import Checkpointed, Ranks, restore_on_all
 from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
 from gravac.checkpoint.serial import check_format, state_on_host
+from gravac.saved import misfit
 from gravac.settings import SettingsError
 
 MANIFEST = "gravac.json"

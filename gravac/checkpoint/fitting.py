@@ -1,36 +1,26 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a saved state: the types of its fields, and whether they fit the model.
+"""Checks that the tensors of a saved state fit the model, and the types of the state of outer steps.
 
 A state is loaded only if it fits. All fields are checked before the run changes. An error message has the path of the
-wrong field: ``residual/layer.3.weight: has 4 elements; it should have 4096``.
-
-To add a field, add a line to a class below. Controllers check their own states (``Controller.check``).
+wrong field: ``residual/layer.3.weight: has 4 elements; it should have 4096``. ``gravac.saved`` checks the types of a
+state's other fields. Controllers check their own states (``Controller.check``).
 """
 
 import copy
-import dataclasses
 import math
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate, Mode
 from gravac.compressors import Compressor
 from gravac.compressors.dtypes import working
-from gravac.measurement import slots
+from gravac.ranges import LARGEST_SUM_OF_SQUARES, Count, Fraction, PositiveCount, Seconds
+from gravac.saved import DenseTensor, FiniteTensor, describe, dtype_name, explain, misfit, shape_of
 from gravac.settings import STATE_REMEDY, SettingsError
-from gravac.telemetry.records import DecisionRecord
-
-LARGEST_COUNT = 2**53
-"""Largest count that a state may have: a float represents every integer up to this number exactly."""
-
-LARGEST_SUM_OF_SQUARES = 1e300
-"""Largest finite sum of squares that a state may have; a few such sums can be added without overflow."""
 
 FormByName = Mapping[str, Form]
 """Shape, in memory order, and dtype of each parameter of a model, by name; empty if the model is not known yet."""
@@ -43,183 +33,6 @@ class Fields(BaseModel):
 
 
 FieldsT = TypeVar("FieldsT", bound=Fields)
-
-
-def require_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor unchanged; raise ``ValueError`` if it is sparse, quantized, or on the meta device."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        raise ValueError("it should be a dense tensor")
-    return tensor
-
-
-def require_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor unchanged; raise ``ValueError`` unless it is dense, of a floating dtype, and finite."""
-    if not require_dense(tensor).is_floating_point():
-        raise ValueError("it should be a tensor of floating-point numbers")
-    if not (finite_mask := tensor.isfinite()).all():
-        raise ValueError(f"{int((~finite_mask).sum())} of its {tensor.numel()} elements are not finite")
-    return tensor
-
-
-def _flat_tensor_check(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a validator for pydantic: a function that gets a tensor, of any shape, and returns it unchanged.
-
-    The validator raises ``ValueError`` unless the tensor is flat, finite, and of one of ``dtypes``.
-    """
-
-    def check(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype not in dtypes:
-            raise ValueError(f"it should be {' or '.join(_dtype_name(dtype) for dtype in dtypes)}")
-        if require_dense(tensor).dim() != 1:
-            raise ValueError("it should have one dimension")
-        return require_finite(tensor)
-
-    return check
-
-
-def _check_factor(number: Any) -> Any:
-    """Return a compression factor unchanged; raise ``ValueError`` unless it is a finite number above 0.
-
-    An int stays an int, since a name in the state, such as ``"error at 10"``, contains the factor as text. For 10.0 the
-    name would be ``"error at 10.0"``.
-    """
-    if not (is_number(number) and number > 0):
-        raise ValueError("it should be a finite number above 0")
-    return number
-
-
-def _check_sum_of_squares(number: float) -> float:
-    """Return a sum of squares unchanged; raise ``ValueError`` if the number is negative, or finite and too large."""
-    if number < 0 or LARGEST_SUM_OF_SQUARES < number < math.inf:
-        raise ValueError(f"it should be a sum of squares, from 0 to {LARGEST_SUM_OF_SQUARES:g}")
-    return number
-
-
-DenseTensor = Annotated[torch.Tensor, AfterValidator(require_dense)]
-FiniteTensor = Annotated[torch.Tensor, AfterValidator(require_finite)]
-GradientSum = Annotated[torch.Tensor, AfterValidator(_flat_tensor_check(torch.float32, torch.float64))]
-Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-PositiveCount = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
-Factor = Annotated[Any, AfterValidator(_check_factor)]
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-LossScale = Annotated[float, Field(ge=2**-100, le=2**100)]
-SumOfSquares = Annotated[float, AfterValidator(_check_sum_of_squares)]
-
-
-def fields_of(dataclass_type: Any, **narrower_types: Any) -> type[Fields]:
-    """Return a subclass of ``Fields`` with the fields of a dataclass, all of them required.
-
-    Args:
-        dataclass_type: the dataclass.
-        narrower_types: types by field name, which replace those of the dataclass, such as a positive int in place of
-            an int.
-    """
-    type_hints: dict[str, Any] = {**typing.get_type_hints(dataclass_type), **narrower_types}
-    field_definitions: dict[str, Any] = {
-        field.name: (type_hints[field.name], ...) for field in dataclasses.fields(dataclass_type)
-    }
-    return create_model(dataclass_type.__name__, __base__=Fields, **field_definitions)
-
-
-NARROWER_TYPES: dict[str, Any] = {"cf": Factor, "every": PositiveCount, "delay": Count}
-CandidateFields: Any = fields_of(Candidate, **NARROWER_TYPES)
-DecisionFields: Any = fields_of(DecisionRecord, **NARROWER_TYPES, step=Count)
-
-
-class FactorsFields(Fields):
-    """Compression factors of the newest step, see ``Factors``; ``None`` is dense."""
-
-    cf: Factor | None
-    cfs: dict[str, Factor | None]
-
-
-class PendingFields(Fields):
-    """A rank's measurement of a step, which has not yet been summed over the ranks; see ``LocalMeasurement``.
-
-    Attributes:
-        numbers: this rank's times, energy (squared norm), errors and other numbers of the step, by the names that
-            ``gravac.measurement.slots`` returns; nan if not known.
-        norms: squared norm of each parameter's sum of gradients over steps, by parameter name; empty if the controller
-            did not request these norms.
-    """
-
-    step: Count
-    candidate: CandidateFields
-    first: Count
-    steps: PositiveCount
-    shadow: tuple[Factor, ...]
-    numbers: dict[str, float]
-    norms: dict[str, SumOfSquares]
-
-
-class TotalsFields(Fields):
-    """Total bytes of all steps of a run on one rank, see ``RunTotals``."""
-
-    wire_bytes: Count
-    dense_wire_bytes: Count
-    norm_bytes: Count
-
-
-class NativeFields(Fields):
-    """State of a stretch: consecutive native steps, which gravac times together.
-
-    Attributes:
-        made: number of training steps made in the stretch.
-        travels: whether the ranks' times of the previous stretch are being summed, and the sums are not known yet.
-        uncounted: whether a step has been made that ``made`` does not include yet.
-    """
-
-    made: Count
-    travels: bool
-    uncounted: bool
-
-
-class ShardPlaceFields(Fields):
-    """Position of a rank's shard within a whole parameter, see ``ShardPlace``."""
-
-    offset: tuple[Count, ...]
-    shape: tuple[Count, ...]
-    padded_shape: tuple[Count, ...]
-
-
-class RankState(Fields):
-    """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it; see ``RunState`` for fields not listed here.
-
-    Attributes:
-        aside: part of each parameter's unsent gradient that the compressor's memory has, not the residual; flat, by
-            parameter name.
-        outer: state of outer steps, see ``OuterState``; ``None`` in other modes.
-        shards: positions of this rank's shards in the whole parameters, by parameter name; ``None`` if each rank has
-            whole parameters.
-    """
-
-    version: int
-    world: PositiveCount | None
-    rank: Count | None
-    base: str
-    controller: str
-    controller_state: dict[str, Any] | None
-    step: Count
-    trained: Count
-    loss_scale: LossScale | None
-    gain: FiniteFloat | None
-    totals: TotalsFields
-    candidate: CandidateFields | None
-    factors: FactorsFields
-    pending: tuple[PendingFields, ...]
-    history: tuple[DecisionFields, ...]
-    layout: tuple[tuple[str, ...], ...]
-    residual: dict[str, GradientSum]
-    sums: dict[str, GradientSum]
-    memory: dict[str, dict[str, FiniteTensor]]
-    aside: dict[str, GradientSum]
-    compute_s: Seconds | None
-    candidates: tuple[tuple[Mode, str, Factor, PositiveCount, Count], ...]
-    native: NativeFields
-    outer: dict[str, Any] | None
-    shards: dict[str, ShardPlaceFields] | None = None
 
 
 class SharesState(Fields):
@@ -350,36 +163,9 @@ def validate(fields_class: type[FieldsT], state: object, path: str = "") -> Fiel
     try:
         return fields_class.model_validate(as_tuples(state))
     except ValidationError as error:
-        raise SettingsError(_explain(error, path)) from None
+        raise SettingsError(explain(error, path)) from None
     except RecursionError:
         raise SettingsError(f"{path or 'state'}: is nested too deeply; {STATE_REMEDY}") from None
-
-
-def validate_rank_state(state: Mapping[str, Any]) -> RankState:
-    """Check a rank's state: the types of its fields, and that they do not contradict each other.
-
-    Returns:
-        The fields as an object, with tuples in place of lists.
-
-    Raises:
-        SettingsError: a field is wrong, or two fields contradict each other.
-    """
-    fields = validate(RankState, state)
-    if (fields.world is None) != (fields.rank is None) or (fields.world and (fields.rank or 0) >= fields.world):
-        expected_text = "be None, as world is" if fields.world is None else f"be from 0 to {fields.world - 1}"
-        raise misfit("rank", f"is {fields.rank}, while world (the number of ranks) is {fields.world}", expected_text)
-    names = [name for group in fields.layout for name in group]
-    if len(names) > len(set(names)):
-        repeated_name = next(name for name in names if names.count(name) > 1)
-        raise misfit("layout", f"has the parameter {repeated_name!r} more than once", "have each parameter once")
-    for index, pending in enumerate(fields.pending):
-        check_names(f"pending/{index}/numbers", pending.numbers, slots(pending.shadow))
-    steps = [pending.step for pending in fields.pending]
-    if steps != sorted(set(steps)) or (steps and steps[-1] >= fields.step):
-        raise misfit("pending", f"has the steps {steps}", f"have ascending steps before step {fields.step}")
-    if fields.controller_state is not None:
-        check_plain(fields.controller_state, "controller_state")
-    return fields
 
 
 def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base: Compressor) -> None:
@@ -417,7 +203,7 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
             is_wide = working(dtype) == torch.float64
             if field_name != "aside" and is_wide != (entry.dtype == torch.float64):
                 expected_text = "float64" if is_wide else "float32"
-                raise misfit(f"{field_name}/{name}", f"is {_dtype_name(entry.dtype)}", f"be {expected_text}")
+                raise misfit(f"{field_name}/{name}", f"is {dtype_name(entry.dtype)}", f"be {expected_text}")
 
 
 def check_tensors(
@@ -449,7 +235,7 @@ def check_tensors(
             tensor.is_floating_point() != current_tensor.is_floating_point()
             or tensor.is_complex() != current_tensor.is_complex()
         ):
-            raise misfit(f"{path}/{name}", f"is {_dtype_name(tensor.dtype)}", f"be {_dtype_name(current_tensor.dtype)}")
+            raise misfit(f"{path}/{name}", f"is {dtype_name(tensor.dtype)}", f"be {dtype_name(current_tensor.dtype)}")
         if (
             not may_be_infinite
             and tensor.is_floating_point()
@@ -519,62 +305,6 @@ def copy_state(state: Any) -> Any:
     return copy.copy(state)
 
 
-def describe(entry: Any) -> str:
-    """Return an entry of a state as a short text: dtype and shape of a tensor, else the ``repr``.
-
-    Example:
-        >>> describe(torch.zeros(2, 3))
-        'float32 of shape (2, 3)'
-    """
-    if isinstance(entry, torch.Tensor):
-        return f"{_dtype_name(entry.dtype)} of shape {shape_of(entry)}"
-    if isinstance(entry, (dict, list, tuple)) and len(entry) > 4:
-        return f"a {type(entry).__name__} of {len(entry)} entries"
-    try:
-        text = repr(entry)
-    except ValueError:  # an int with more digits than Python converts to text
-        text = f"a {type(entry).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def is_number(x: Any) -> bool:
     """True for an int or a float whose absolute value is at most ``LARGEST_SUM_OF_SQUARES``; False for bool and nan."""
     return type(x) in (int, float) and abs(x) <= LARGEST_SUM_OF_SQUARES
-
-
-def _explain(error: ValidationError, path: str) -> str:
-    """Return an error message for a state: path of the first wrong field, what is there, and what should be there.
-
-    Args:
-        error: pydantic's error.
-        path: path of the checked part within the state; empty for a whole state.
-    """
-    fault, *further_faults = error.errors(include_url=False)
-    location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
-    more_faults_text = f" (and {len(further_faults)} more faults)" if further_faults else ""
-    if fault["type"] == "missing":
-        return f"{location}: the entry is missing{more_faults_text}; {STATE_REMEDY}"
-    if fault["type"] == "extra_forbidden":
-        return f"{location}: this run expects no such entry{more_faults_text}; {STATE_REMEDY}"
-    expected = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{location}: is {describe(fault['input'])}; {expected}{more_faults_text}; {STATE_REMEDY}"
-
-
-def misfit(path: str, actual: str, expected: str) -> SettingsError:
-    """Return an error that says what a state's entry is, what it should be, and which state to load.
-
-    Args:
-        path: path of the entry.
-        actual: what the entry is, such as ``"has 4 elements"``.
-        expected: what the entry should be, after "it should": ``"have 2048"``.
-    """
-    return SettingsError(f"{path}: {actual}; it should {expected}; {STATE_REMEDY}")
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of a tensor as a plain tuple, for messages."""
-    return tuple(tensor.shape)

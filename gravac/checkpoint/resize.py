@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from gravac.averaging.plan import ShardPlace
-from gravac.checkpoint.fitting import misfit
 from gravac.checkpoint.ranks import RankShards
 from gravac.checkpoint.state import validate_state
+from gravac.saved import misfit
 from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]

@@ -3,18 +3,23 @@
 """Converts one rank's state to tensors and plain values, and back: residuals, controller, exchange groups, step."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
+from pydantic import ConfigDict
 
-from gravac.checkpoint.fitting import as_tuples, check_fits, validate_rank_state
+from gravac.averaging.plan import ShardPlace
+from gravac.checkpoint.fitting import check_fits, check_plain
 from gravac.checkpoint.ranks import Ranks
 from gravac.engine.engine import Engine
+from gravac.engine.run_state import SAVED_FIELDS, RunState
 from gravac.policy import Policy
+from gravac.ranges import Count, PositiveCount
+from gravac.saved import FlatTensor, dump, load, misfit
 from gravac.settings import SettingsError
 
-VERSION = 7
+VERSION = 8
 """Version of the states that ``pack`` returns, and the only version that is loaded."""
 
 DCP_GUARD: Mapping[str, Any] = {
@@ -29,6 +34,35 @@ key. Without these entries DCP would restore one rank's residuals on all ranks.
 
 TENSOR_FIELDS = ("residual", "sums", "memory")
 """Fields of a state that hold tensors by parameter name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a rank's state has besides the saved fields of ``RunState``.
+
+    Attributes:
+        version: version of the state.
+        world: number of ranks that averaged; ``None``: the state is merged, and fits every rank.
+        rank: number of the rank; ``None`` if ``world`` is.
+        base: name of the compressor.
+        controller: name of the controller.
+        controller_state: state of the controller; ``None`` before the first step.
+        aside: part of each parameter's unsent gradient that the compressor's memory has, not the residual; flat, by
+            parameter name.
+        shards: positions of this rank's shards in the whole parameters, by parameter name; ``None`` if each rank has
+            whole parameters.
+    """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    version: int
+    world: PositiveCount | None
+    rank: Count | None
+    base: str
+    controller: str
+    controller_state: dict[str, Any] | None
+    aside: dict[str, FlatTensor]
+    shards: dict[str, ShardPlace] | None
 
 
 def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -54,15 +88,17 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
             if controller_state is None
             else policy.controller.dump(controller_state)
         ),
-        **state.dump(),
+        "world": state.world,
+        "rank": state.rank,
+        **dump(state),
         "aside": {name: aside for name in state.memory if (aside := averager.kept_aside(name)) is not None},
-        **({"shards": shard_places} if shard_places else {}),
+        "shards": shard_places or None,
         **DCP_GUARD,
     }
 
 
-def check_state(state: Mapping[str, Any], policy: Policy, engine: Engine) -> dict[str, Any]:
-    """Check that a rank's saved state fits; return its fields, from which ``Engine.restore`` restores the engine.
+def check_state(state: Mapping[str, Any], policy: Policy, engine: Engine) -> RunState:
+    """Check that a rank's saved state fits; return the run's state, from which ``Engine.restore`` restores the engine.
 
     Args:
         state: what ``pack`` returned on this rank, or a merged state of all ranks.
@@ -72,20 +108,20 @@ def check_state(state: Mapping[str, Any], policy: Policy, engine: Engine) -> dic
     Raises:
         SettingsError: the state is wrong, or does not fit policy, model or rank.
     """
-    fields = validate_state(state)
+    run_state = validate_state(state)
     for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
-        if fields[field] != expected:
+        if state[field] != expected:
             raise SettingsError(
-                f"{field}: the state was made with {fields[field]!r}, but this compressor has {expected!r}; make "
-                f"the compressor with {fields[field]!r}, or load another state"
+                f"{field}: the state was made with {state[field]!r}, but this compressor has {expected!r}; make "
+                f"the compressor with {state[field]!r}, or load another state"
             )
     if engine.ready_to_run:
-        check_rank(fields, engine.state.rank, engine.state.world)
-    check_fits({field: fields[field] for field in (*TENSOR_FIELDS, "aside")}, engine.form_by_name, policy.base)
+        check_rank(state, engine.state.rank, engine.state.world)
+    check_fits({field: state[field] for field in (*TENSOR_FIELDS, "aside")}, engine.form_by_name, policy.base)
     controller_state = state["controller_state"]
     if controller_state is not None and (check := getattr(policy.controller, "check", None)) is not None:
         check(controller_state)
-    return fields
+    return run_state
 
 
 def check_loaded(engine: Engine, policy: Policy) -> None:
@@ -101,10 +137,8 @@ def check_loaded(engine: Engine, policy: Policy) -> None:
     check_fits({field: getattr(engine.state, field) for field in TENSOR_FIELDS}, engine.form_by_name, policy.base)
 
 
-def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a rank's state and its version; return its fields, with tuples in place of lists, without ``DCP_GUARD``.
-
-    Lists in the field ``outer`` stay lists.
+def validate_state(state: Mapping[str, Any]) -> RunState:
+    """Check a rank's state and its version, and that its fields do not contradict each other; return the run's state.
 
     Raises:
         SettingsError: ``state`` is no state of a rank, is wrong, or has another version.
@@ -122,8 +156,18 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
     # compare texts: a wrong state may have a tensor in place of a guard, which == would compare element by element
     guard_texts = {key: repr(guard) for key, guard in DCP_GUARD.items()}
     fields = {key: field for key, field in state.items() if key not in guard_texts or guard_texts[key] != repr(field)}
-    validate_rank_state(fields)
-    return {key: field if key == "outer" else as_tuples(field) for key, field in fields.items()}
+    header = load(Header, {key: field for key, field in fields.items() if key not in SAVED_FIELDS})
+    run_state = load(RunState, {key: field for key, field in fields.items() if key in SAVED_FIELDS})
+    world, rank = header.world, header.rank
+    if (world is None) != (rank is None) or (world and (rank or 0) >= world):
+        expected_text = "be None, as world is" if world is None else f"be from 0 to {world - 1}"
+        raise misfit("rank", f"is {rank}, while world (the number of ranks) is {world}", expected_text)
+    steps = [recording.step for recording in run_state.pending]
+    if steps != sorted(set(steps)) or (steps and steps[-1] >= run_state.step):
+        raise misfit("pending", f"has the steps {steps}", f"have ascending steps before step {run_state.step}")
+    if header.controller_state is not None:
+        check_plain(header.controller_state, "controller_state")
+    return run_state
 
 
 def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:

@@ -11,13 +11,12 @@ The engine calls ``observe`` once for every step, in order, with the measurement
 ranks sum the measurement of step t during step t+1. The latency is 3 if CUDA streams run the exchange.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from gravac.agreed import AgreedNumbers
 from gravac.candidate import Candidate, Forecast, Span
+from gravac.measurement import Measurement as Measurement
 
 SHADOWS = 5
 """Largest number of shadow CFs in a decision: compression factors whose gain is computed without sending anything. Each
@@ -28,53 +27,6 @@ Sums = Literal["none", "add", "report"]
 """Values of ``Decision.sums``. ``"none"``: gradients are not summed over steps. ``"add"``: each rank adds the step's
 gradient of each tensor to the tensor's sum over earlier steps. ``"report"``: as ``"add"``; the measurement of the step
 also has the norms of these sums, which then start again from 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement(AgreedNumbers):
-    """Numbers of one measured step, on which all ranks agreed: every field has the same value on every rank.
-
-    A measurement may cover several training steps. In outer steps, these are the steps from one exchange to the next (a
-    round). In native steps (DDP exchanges by itself), these are successive steps that gravac times together (a
-    stretch); gravac then knows only the time. Seconds and samples are always per training step. Learning rate, drift,
-    loss and probe are fields of ``AgreedNumbers``.
-
-    Attributes:
-        step: index of the measured step, from 0; a round or a stretch counts as one step.
-        candidate: candidate that ran in the step.
-        seconds: end-to-end time of a training step, in seconds; mean over ranks.
-        samples: samples processed in a training step, over all ranks.
-        error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite if a
-            gradient was not finite.
-        energy: squared norm of what was to be sent, gradient plus residual, ``Σ‖g_ef‖²``, over the model and the ranks.
-        shadow: ``(cf, error)`` of each shadow CF: a compression factor that was evaluated without sending. ``error`` is
-            the squared norm of what would not have been sent at that CF.
-        waited: seconds of a step in which training stood still until the exchange ended: an upper bound of the time
-            that sending fewer bytes can save. Mean over ranks; nan if not known.
-        coded: seconds of encode, decode and error feedback in a step, hidden behind backward or not. Mean over ranks;
-            nan if not known.
-        exchanged: seconds of a step in which collectives were in flight, hidden behind backward or not: an upper bound
-            of the time that grows with the number of bytes. Mean over ranks; nan if not known.
-        norms: ``(name, norm)`` of each tensor that may be compressed, by ascending name; empty unless the decision for
-            the step had ``sums="report"``. Each rank sums the tensor's gradients over the steps since the last report;
-            ``norm`` is the root of the mean over ranks of the squared norms of these sums.
-        first: number of training steps made before the step.
-        steps: number of training steps that the measurement covers.
-    """
-
-    step: int
-    candidate: Candidate
-    seconds: float
-    samples: float
-    error: float
-    energy: float
-    shadow: tuple[tuple[float, float], ...] = ()
-    waited: float = math.nan
-    coded: float = math.nan
-    exchanged: float = math.nan
-    norms: tuple[tuple[str, float], ...] = ()
-    first: int = 0
-    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How ranks agree on the measurement of a step, and at which points of later steps they sum their numbers.
 
-1. A step ends: its ``LocalMeasurement`` is pending, that is, not summed over the ranks yet.
+1. A step ends: its ``StepRecording`` is pending, that is, not summed over the ranks yet.
 2. ``read``: the host converts the measurement's squared norms and recorded times (events on a device) to numbers.
 3. ``send``: the ranks start to sum the numbers.
 4. ``observe``: the sums have arrived, and the engine decides by the sums.
@@ -11,27 +11,21 @@ A schedule says when each of these happens. All ranks follow the same schedule.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from gravac.controllers.base import Measurement
+from gravac.averaging.recording import StepRecording
 from gravac.engine.run_state import RunState
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
-from gravac.measurement import SLOTS_AFTER_ERRORS, SLOTS_BEFORE_ERRORS, LocalMeasurement, error_at, slots
+from gravac.measurement import vectors
 
 AGREEMENT_TEXT = "the ranks' agreement on an earlier step"
 """Text for error messages: what the ranks exchanged when a sum of measurements failed."""
 
-SECONDS_SLOTS = ("seconds", "waited", "coded", "exchanged")
-"""Names of the numbers that are divided by the number of training steps that a measurement covers."""
-
-SUMMED_SLOTS = ("error", "energy")
-"""Names of the numbers that are summed over ranks, as are errors at shadow CFs; all other numbers are averaged."""
-
-Observe = Callable[[LocalMeasurement, list[list[float]]], None]
-"""Function that is called with a measurement, and with the sums over the ranks of its ``vectors()``, in order."""
+Observe = Callable[[StepRecording, list[list[float]]], None]
+"""Function that is called with a step's recording, and with the sums over the ranks of its ``vectors``, in order."""
 
 
 class Agreement:
@@ -55,7 +49,7 @@ class Agreement:
             last_step: number of the last step to convert; this step and all earlier ones have ended.
         """
         for measurement in self._state.pending:
-            if measurement.step <= last_step and not measurement.numbers:
+            if measurement.step <= last_step and measurement.own is None:
                 measurement.read(self.executor)
 
     def send(self, last_step: int) -> None:
@@ -63,10 +57,11 @@ class Agreement:
         for measurement in self._state.pending[len(self._in_flight) :]:
             if measurement.step > last_step:
                 return
-            vectors = measurement.vectors()
-            self._state.totals.norm_bytes += sum(8 * len(vector) for vector in vectors[1:])
+            assert measurement.own is not None
+            numbers, *norms = vectors(measurement.own)
+            self._state.totals.norm_bytes += sum(8 * len(vector) for vector in norms)
             with named_failure(self._state, lambda: AGREEMENT_TEXT):
-                self._in_flight.append(self.executor.agree(vectors))
+                self._in_flight.append(self.executor.agree([numbers, *norms]))
 
     def observe(self, last_step: int) -> None:
         """Wait for the sums of the steps up to ``last_step``, and let the engine decide by each of these steps.
@@ -193,58 +188,6 @@ def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
         raise ExchangeError(
             f"gravac: step {state.training_step}{since_text}, exchange of {what()}, {state.candidate}: {failure}"
         ) from failure.__cause__
-
-
-def agreed_measurement(
-    local: LocalMeasurement, sums: Sequence[Sequence[float]], world: int, samples: float
-) -> Measurement:
-    """Return the measurement of a step that is the same on all ranks, computed from sums over the ranks.
-
-    Args:
-        local: this rank's measurement; only fields that are the same on all ranks are used.
-        sums: sums of ``local.vectors()`` over the ranks.
-        world: number of ranks that agree.
-        samples: number of samples processed in a step, over all ranks.
-    """
-    sum_by_slot = slot_numbers(local.shadow, sums[0])
-    number_by_slot = {
-        slot: sum_by_slot[slot] if slot in SUMMED_SLOTS else sum_by_slot[slot] / world
-        for slot in (*SLOTS_BEFORE_ERRORS, *SLOTS_AFTER_ERRORS)
-    }
-    if local.native_step_s is None:
-        number_by_slot |= {slot: number_by_slot[slot] / local.steps for slot in SECONDS_SLOTS}
-    # each rank's number is (norm of what it sent) / (norm of the mean); the mean of these over ranks is 1 / drift
-    number_by_slot["drift"] = 1 / number_by_slot["drift"] if number_by_slot["drift"] else math.nan
-    squared_norm_sums = sums[1] if len(sums) > 1 else ()
-    return Measurement(
-        step=local.step,
-        first=local.first,
-        steps=local.steps,
-        candidate=local.candidate,
-        samples=samples,
-        shadow=tuple((cf, sum_by_slot[error_at(cf)]) for cf in local.shadow),
-        norms=tuple(
-            (name, math.sqrt(squared_norm_sum / world))
-            for name, squared_norm_sum in zip(local.norms, squared_norm_sums, strict=False)
-        ),
-        **number_by_slot,
-    )
-
-
-def slot_numbers(shadow: Sequence[float], vector: Sequence[float]) -> dict[str, float]:
-    """Return the numbers of a vector that ranks summed, as a dict by the names that ``slots`` returns.
-
-    Args:
-        shadow: CFs whose error the step computed without sending anything.
-        vector: the numbers, in the order of the names.
-
-    Raises:
-        ValueError: the vector does not have one number for each name.
-    """
-    names = slots(shadow)
-    if len(vector) != len(names):
-        raise ValueError(f"vector: has {len(vector)} numbers; give one for each of {', '.join(names)}")
-    return dict(zip(names, vector, strict=True))
 
 
 def gain(error: float, energy: float) -> float | None:

@@ -20,6 +20,7 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.compressors.draws import Draws
 from gravac.engine.admission import admit, averager_of
@@ -29,7 +30,6 @@ from gravac.exchange.executor import Executor
 from gravac.exchange.memory import result_for_equal_ranks
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import Interval
-from gravac.measurement import LocalMeasurement
 from gravac.policy import Policy
 
 MAX_ELEMENTS = 1 << 24
@@ -190,7 +190,7 @@ def _time_steps(
     averager.dense_below, coding_intervals_by_step = 0, []
     for step in range(UNTIMED_STEPS + TIMED_STEPS):
         flat_gradients.copy_(random_gradients)
-        averager.measure(LocalMeasurement(step, Candidate("hook", averager.base.name, cf)), executor)
+        averager.measure(StepRecording(step, Candidate("hook", averager.base.name, cf)), executor)
         plan = averager.plan(step, cf)
         segments = split(pieces, MAX_CODING_BYTES // averager.coding_bytes_per_element(plan))
         coding_intervals_by_step.append(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gravac.averaging.plan import Form
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, adapt_to_latency
 from gravac.controllers.window import SETTLING
@@ -16,7 +17,6 @@ from gravac.engine.admission import Admission
 from gravac.engine.agreement import gain
 from gravac.engine.records import compute_of, decision_record, holds_from, progress_record, step_record, with_cost
 from gravac.engine.run_state import RunState
-from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
 from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 
@@ -175,7 +175,7 @@ class Deciding:
         samples = self._record_settings.samples_per_step
         return float(ranks) if samples is None else samples
 
-    def observe(self, state: RunState, measured: Measurement, local: LocalMeasurement) -> None:
+    def observe(self, state: RunState, measured: Measurement, local: StepRecording) -> None:
         """Emit the record of a step that the ranks agreed on, and let the controller decide by its measurement.
 
         Args:

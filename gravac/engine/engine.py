@@ -38,6 +38,7 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece, ShardPlace
+from gravac.averaging.recording import StepRecording
 from gravac.averaging.tensors import flat, memory_shape, refuse_complex
 from gravac.candidate import DENSE, Candidate, Mode, named
 from gravac.collectives import Ledger
@@ -45,7 +46,6 @@ from gravac.controllers.base import Decision
 from gravac.engine.agreement import (
     Agreement,
     AgreementSchedule,
-    agreed_measurement,
     named_failure,
     schedule_of,
 )
@@ -59,11 +59,11 @@ from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import texts_of_tensors
 from gravac.exchange.executor import Executor, Job, Mark, Number, Returning, Verdict, both_true
 from gravac.guarded import GuardedCaller
-from gravac.measurement import LocalMeasurement
+from gravac.measurement import agreed
 
 T = TypeVar("T")
 
-AddTimes = Callable[[LocalMeasurement], None]
+AddTimes = Callable[[StepRecording], None]
 """Function that gets a step's measurement, and adds times that the caller of ``Engine.end`` knows."""
 
 
@@ -129,8 +129,8 @@ class Engine:
         self._model_elements = 0
         self._plan = averager.plan(0, None)
         self._jobs_yield_once = False  # whether each job of this step yields collectives only once
-        self._measurement: LocalMeasurement | None = None
-        self._last_measurement: LocalMeasurement | None = None  # measurement of the last step that ended
+        self._measurement: StepRecording | None = None
+        self._last_measurement: StepRecording | None = None  # measurement of the last step that ended
         self._ranks_with_inputs = RanksWithInputs(self.state)
         self.losses, self.probes = Losses(), Losses()
         self.forward_s = math.nan
@@ -198,15 +198,15 @@ class Engine:
         self._agreement = Agreement(executor, self.state, self._observe)
         self._schedule = schedule_of(self._agreement)
 
-    def restore(self, dumped: Mapping[str, Any], controller_state: dict[str, Any] | None) -> None:
+    def restore(self, loaded: RunState, controller_state: dict[str, Any] | None) -> None:
         """Restore a run from a checkpoint. The next ``begin`` restores the controller.
 
         Args:
-            dumped: saved state of the run, with the tensors.
+            loaded: saved state of the run, with the tensors.
             controller_state: saved state of the controller; ``None``: the controller starts anew.
         """
-        self.state.restore(dumped)
-        self.averager.load(dumped)
+        self.state.restore(loaded)
+        self.averager.load({"residual": loaded.residual, "memory": loaded.memory, "sums": loaded.sums})
         self.deciding.restore(self.state, controller_state)
 
     def prepare(self, compute_s: float) -> "Future[Candidate]":
@@ -595,7 +595,7 @@ class Engine:
             self.device.type == "cpu",
         )
         loss_scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
-        self._measurement = LocalMeasurement(
+        self._measurement = StepRecording(
             step=state.step,
             candidate=candidate,
             first=state.trained,
@@ -694,7 +694,7 @@ class Engine:
         self._take_probe_request()
         return self.decision.candidate
 
-    def _observe(self, local: LocalMeasurement, sums_over_ranks: list[list[float]]) -> None:
+    def _observe(self, local: StepRecording, sums_over_ranks: list[list[float]]) -> None:
         """Let the controller decide by a step's measurement that the ranks agreed on.
 
         Also drop residuals that are zero, because the step sent their tensors dense and all gradients were finite.
@@ -704,7 +704,8 @@ class Engine:
             sums_over_ranks: sums of the measurement's vectors over the ranks.
         """
         world = self.executor.agree_world
-        agreed_step = agreed_measurement(local, sums_over_ranks, world, self.deciding.samples(world))
+        assert local.own is not None
+        agreed_step = agreed(local.own, sums_over_ranks, world, self.deciding.samples(world))
         if local.emptied and math.isfinite(agreed_step.error) and local.step >= self._last_change_step:
             self.averager.residuals.drop(filter(self._plan.sends_all, local.emptied))
         self.deciding.observe(self.state, agreed_step, local)

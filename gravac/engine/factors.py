@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision
+from gravac.ranges import Factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Factors:
         cfs: factors of tensors that have a factor of their own, by tensor name.
     """
 
-    cf: float | None = None
-    cfs: Mapping[str, float | None] = field(default_factory=dict)
+    cf: Factor | None = None
+    cfs: Mapping[str, Factor | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, decision: Decision) -> "Factors":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate, Forecast, named
 from gravac.collectives import wire_ratio
 from gravac.controllers.base import (
@@ -18,7 +19,6 @@ from gravac.controllers.base import (
 )
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
-from gravac.measurement import LocalMeasurement
 from gravac.telemetry.records import DecisionRecord, EndRecord, ProgressRecord, StepRecord
 
 
@@ -99,7 +99,7 @@ def compute_of(measured: Measurement) -> float:
     return measured.seconds - measured.waited - measured.coded
 
 
-def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
+def step_record(measured: Measurement, local: StepRecording) -> StepRecord:
     """Return the log record of a step.
 
     Args:
@@ -108,7 +108,7 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
     """
     step_gain = gain(measured.error, measured.energy)
     t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
-    timed_steps = local.steps if local.native_step_s is None else 1  # native steps: the seconds of one step, not of all
+    timed_steps = local.timed_steps
     return StepRecord(
         step=measured.first,
         compressor=measured.candidate.compressor,

@@ -1,31 +1,28 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run on one rank, which steps read and change; ``dump`` returns it for a checkpoint."""
+"""The state of a run on one rank, which steps read and change; a checkpoint is its dump (``gravac.saved``)."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
-import torch
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator
 
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.engine.factors import Factors
 from gravac.exchange.executor import Number
-from gravac.measurement import LocalMeasurement
+from gravac.measurement import OVER_RANKS, Measurement
+from gravac.ranges import Count, FiniteFloat, Seconds
+from gravac.saved import FiniteTensor, FlatTensor, dump, load
 from gravac.telemetry.records import DecisionRecord
 
-Tensors = dict[str, torch.Tensor]
-"""Tensors by parameter name."""
+NotSaved = Field(exclude=True)
+"""Marks a field that a checkpoint does not have."""
+
+SMALLEST_LOSS_SCALE, LARGEST_LOSS_SCALE = 2.0**-100, 2.0**100
 
 Groups = tuple[tuple[str, ...], ...]
 """Exchange groups: for each group, the names of the parameters that are exchanged together, in order."""
-
-
-class ModeState(Protocol):
-    """State that only one mode of running steps has, such as the anchors of outer steps."""
-
-    def dump(self) -> dict[str, Any]:
-        """Return the state as a dict of tensors and JSON types."""
 
 
 @dataclass(slots=True)
@@ -42,12 +39,12 @@ class RunTotals:
         steps_at: number of training steps that each candidate ran, since this process started or restored the run.
     """
 
-    wire_bytes: int = 0
-    dense_wire_bytes: int = 0
-    norm_bytes: int = 0
-    steps_at: dict[Candidate, int] = field(default_factory=dict)
+    wire_bytes: Count = 0
+    dense_wire_bytes: Count = 0
+    norm_bytes: Count = 0
+    steps_at: Annotated[dict[Candidate, int], NotSaved] = field(default_factory=dict)
 
-    def add(self, measurement: LocalMeasurement) -> None:
+    def add(self, measurement: StepRecording) -> None:
         """Add a step's bytes and number of training steps to the totals."""
         self.wire_bytes += measurement.wire_bytes
         self.dense_wire_bytes += measurement.dense_wire_bytes
@@ -65,9 +62,55 @@ class NativeState:
         uncounted: whether a step has been made that ``made`` does not include yet.
     """
 
-    made: int = 0
+    made: Count = 0
     travels: bool = False
     uncounted: bool = False
+
+
+def _dump_pending(pending: list[StepRecording]) -> list[dict[str, Any]]:
+    """Return the ranks' own measurements as plain values; the host waits for numbers that are on the device.
+
+    Measurements that were not read yet are left out; there are such measurements only if the exchange failed.
+    """
+    dumped = []
+    for own in [recording.own for recording in pending if recording.own is not None]:
+        numbers = {name: float(getattr(own, name)) for name in OVER_RANKS}
+        pairs = {
+            name: tuple((key, float(number)) for key, number in getattr(own, name)) for name in ("shadow", "norms")
+        }
+        dumped.append({**dump(own), **numbers, **pairs})
+    return dumped
+
+
+def _load_pending(dumped: Any) -> list[StepRecording]:
+    if not isinstance(dumped, (list, tuple)):
+        raise ValueError("it should be a list of measurements")
+    return [StepRecording.restored_from(load(Measurement, own, f"pending/{index}")) for index, own in enumerate(dumped)]
+
+
+def _check_loss_scale(scale: Any) -> Any:
+    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not (scale is None or (is_number and SMALLEST_LOSS_SCALE <= scale <= LARGEST_LOSS_SCALE)):
+        raise ValueError("it should be None or a number from 2^-100 to 2^100")
+    return scale
+
+
+def _check_layout(layout: Groups) -> Groups:
+    names = [name for group in layout for name in group]
+    repeated_names = [name for name in names if names.count(name) > 1] if len(names) > len({*names}) else []
+    if repeated_names:
+        raise ValueError(f"it should have each parameter once, but has {repeated_names[0]!r} more than once")
+    return layout
+
+
+def _dump_outer(outer: Any) -> Any:
+    return outer if outer is None or isinstance(outer, dict) else outer.dump()
+
+
+def _check_outer(outer: Any) -> Any:
+    if not (outer is None or isinstance(outer, dict)):
+        raise ValueError("it should be a dict or None")
+    return outer
 
 
 @dataclass(slots=True, eq=False)
@@ -106,81 +149,56 @@ class RunState:
         history: the newest decision records; the run's setting ``history`` limits their number.
         compute_s: seconds of a training step without exchange, mean over ranks; ``None``: not known. The engine's
             caller may set this number before the first step, the same on all ranks.
-        candidates: identity of each candidate of the controller: the list that
-            ``gravac.controllers.state_dicts.identify`` returns; empty before the first step.
+        candidates: candidates of the controller; empty before the first step.
         native: state of the current stretch of native steps. This object is never replaced, since
             ``gravac.modes.native`` also refers to it.
         outer: state of outer steps; ``None`` without outer steps.
     """
 
-    step: int = 0
-    trained: int = 0
-    covered: int = 1
-    rank: int = 0
-    world: int = 1
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    step: Count = 0
+    trained: Count = 0
+    covered: Annotated[int, NotSaved] = 1
+    rank: Annotated[int, NotSaved] = 0
+    world: Annotated[int, NotSaved] = 1
     candidate: Candidate | None = None
     factors: Factors = field(default_factory=Factors)
-    controller: Any = None
-    pending: list[LocalMeasurement] = field(default_factory=list)
-    residual: Tensors = field(default_factory=dict)
-    memory: dict[str, Tensors] = field(default_factory=dict)
-    sums: Tensors = field(default_factory=dict)
-    loss_scale: Number | None = None
-    layout: Groups = ()
-    gain: float | None = None
-    wire_ratio: float | None = None
+    controller: Annotated[Any, NotSaved] = None
+    pending: Annotated[list[StepRecording], PlainSerializer(_dump_pending), PlainValidator(_load_pending)] = field(
+        default_factory=list
+    )
+    residual: dict[str, FlatTensor] = field(default_factory=dict)
+    memory: dict[str, dict[str, FiniteTensor]] = field(default_factory=dict)
+    sums: dict[str, FlatTensor] = field(default_factory=dict)
+    loss_scale: Annotated[
+        Number | None,
+        PlainSerializer(lambda scale: None if scale is None else float(scale)),
+        PlainValidator(_check_loss_scale),
+    ] = None
+    layout: Annotated[Groups, AfterValidator(_check_layout)] = ()
+    gain: FiniteFloat | None = None
+    wire_ratio: Annotated[float | None, NotSaved] = None
     totals: RunTotals = field(default_factory=RunTotals)
     history: list[DecisionRecord] = field(default_factory=list)
-    compute_s: float | None = None
-    candidates: list[list[str | float]] = field(default_factory=list)
+    compute_s: Seconds | None = None
+    candidates: list[Candidate] = field(default_factory=list)
     native: NativeState = field(default_factory=NativeState)
-    outer: ModeState | None = None
+    outer: Annotated[Any, PlainSerializer(_dump_outer), AfterValidator(_check_outer)] = None
 
     @property
     def training_step(self) -> int:
         """Number of the present training step, counted from 0; the last one that the engine's present step covers."""
         return self.trained + self.covered - 1
 
-    def dump(self) -> dict[str, Any]:
-        """Return the state as a dict of JSON types and tensors (not copies), without the controller's state.
+    def restore(self, loaded: "RunState") -> None:
+        """Take over the saved fields of a loaded state, but for tensors and ``outer``, which others restore."""
+        for name in SAVED_FIELDS:
+            if name not in ("native", "residual", "memory", "sums", "outer"):
+                setattr(self, name, getattr(loaded, name))
+        for native_field in fields(loaded.native):
+            setattr(self.native, native_field.name, getattr(loaded.native, native_field.name))
 
-        The host waits for numbers that only the device knows. Measurements that were not converted to numbers yet are
-        left out; there are such measurements only if the exchange failed.
-        """
-        totals = self.totals
-        return {
-            "step": self.step,
-            "trained": self.trained,
-            "rank": self.rank,
-            "world": self.world,
-            "candidate": None if self.candidate is None else asdict(self.candidate),
-            "factors": {"cf": self.factors.cf, "cfs": dict(self.factors.cfs)},
-            "pending": [measurement.dump() for measurement in self.pending if measurement.numbers],
-            "residual": dict(self.residual),
-            "memory": {name: dict(memory) for name, memory in self.memory.items() if memory},
-            "sums": dict(self.sums),
-            "loss_scale": None if self.loss_scale is None else float(self.loss_scale),
-            "layout": [list(names) for names in self.layout],
-            "gain": self.gain,
-            "totals": {name: getattr(totals, name) for name in ("wire_bytes", "dense_wire_bytes", "norm_bytes")},
-            "history": [asdict(record) for record in self.history],
-            "compute_s": self.compute_s,
-            "candidates": [[*identity] for identity in self.candidates],
-            "native": asdict(self.native),
-            "outer": None if self.outer is None else self.outer.dump(),
-        }
 
-    def restore(self, dumped: Mapping[str, Any]) -> None:
-        """Restore the fields of a dumped state; ``rank``, ``world``, tensors and ``outer`` do not change."""
-        self.step, self.trained = dumped["step"], dumped["trained"]
-        self.loss_scale, self.gain = dumped["loss_scale"], dumped["gain"]
-        self.candidate = None if dumped["candidate"] is None else Candidate(**dumped["candidate"])
-        self.factors = Factors(dumped["factors"]["cf"], dumped["factors"]["cfs"])
-        self.pending = [LocalMeasurement.load(measurement) for measurement in dumped["pending"]]
-        self.layout = tuple(tuple(names) for names in dumped["layout"])
-        self.totals = RunTotals(**dumped["totals"])
-        self.history = [DecisionRecord(**record) for record in dumped["history"]]
-        self.compute_s = dumped["compute_s"]
-        for name, number in dumped["native"].items():
-            setattr(self.native, name, number)
-        self.candidates = [[*identity] for identity in dumped["candidates"]]
+SAVED_FIELDS = (*dump(RunState()),)
+"""Names of the fields of ``RunState`` that a checkpoint has."""

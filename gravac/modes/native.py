@@ -18,13 +18,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS
 from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
-from gravac.measurement import LocalMeasurement
 
 UNTIMED_STEPS = 3
 """Number of steps after a change of mode that are not timed, since DDP rebuilds its buckets in them."""
@@ -223,7 +223,7 @@ class NativeWatch:
             steps_sent = slice(-1, None)
         step_s, forward_s = _median(self._step_seconds[steps_sent]), _median(self._forward_seconds[steps_sent])
 
-        def add_step_time(measurement: LocalMeasurement) -> None:
+        def add_step_time(measurement: StepRecording) -> None:
             measurement.native_step_s, measurement.forward_s = step_s, forward_s
 
         inputs = StepInputs(learning_rate=self._learning_rate(), mode="native", steps=self._stretch_state.made)

@@ -21,13 +21,13 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.plan import Form, Piece
+from gravac.averaging.recording import StepRecording
 from gravac.averaging.tensors import memory_shape, refuse_complex
 from gravac.candidate import Candidate
 from gravac.compressors.base import Compressor
 from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import Mark, Number
-from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
 from gravac.sources.ddp_private import (
     ReducerParameters,
@@ -414,7 +414,7 @@ class DDPAdapter:
             self._engine.mark(),
         )
 
-        def add_times(measurement: LocalMeasurement) -> None:
+        def add_times(measurement: StepRecording) -> None:
             measurement.forward_began = forward_began_mark
             measurement.optimizer_ended = optimizer_ended_mark
             measurement.backward_ended = backward_ended_mark

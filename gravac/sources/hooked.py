@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import Mark, Number
-from gravac.measurement import LocalMeasurement
 from gravac.sources.ddp import NO_BACKWARD, learning_rate
 from gravac.sources.ddp_private import UncompiledHook
 
@@ -88,7 +88,7 @@ class HookedSource(ABC):
         self.send_residuals = False
         self.decided_candidate = self._engine.begin(inputs)
 
-    def _times_writer(self) -> Callable[[LocalMeasurement], None]:
+    def _times_writer(self) -> Callable[[StepRecording], None]:
         """Return a function that gets the step's measurement, and writes the step's times into the measurement.
 
         Called when backward ends.
@@ -100,7 +100,7 @@ class HookedSource(ABC):
         )
         self._forward_began_mark = None
 
-        def add_times(measurement: LocalMeasurement) -> None:
+        def add_times(measurement: StepRecording) -> None:
             measurement.forward_began = forward_began_mark
             measurement.optimizer_ended = optimizer_ended_mark
             measurement.backward_ended = backward_ended_mark

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gravac.agreed import AgreedNumbers
 from gravac.candidate import Candidate, Dropped, Forecast, Mode
+from gravac.measurement import AgreedNumbers
+from gravac.ranges import Count, Factor, PositiveCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +168,9 @@ class DecisionRecord:
         1
     """
 
-    step: int
+    step: Count
     compressor: str
-    cf: float
+    cf: Factor
     changed: bool
     gain: float | None
     gain_low: float | None
@@ -178,8 +179,8 @@ class DecisionRecord:
     t_compression: float | None
     phase: str
     reason: str
-    every: int = 1
-    delay: int = 0
+    every: PositiveCount = 1
+    delay: Count = 0
     mode: Mode = "hook"
     sends: str = ""
 

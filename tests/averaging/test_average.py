@@ -15,6 +15,7 @@ from hypothesis import given
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Piece
+from gravac.averaging.recording import StepRecording
 from gravac.averaging.residuals import Residuals
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.collectives import AllReduce
@@ -29,7 +30,6 @@ from gravac.engine.handle import Handle
 from gravac.exchange import memory
 from gravac.exchange.fuse import ALIGNMENT
 from gravac.exchange.lockstep import Lockstep
-from gravac.measurement import LocalMeasurement
 
 SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 30), "tiny": (2, 2)}
 
@@ -185,7 +185,7 @@ def test_gain_is_between_zero_and_one(cfs: list[float | None], base: Compressor)
     for step, cf in enumerate(cfs):
         world.step(gradients(3, step), cf, step, LAYOUTS[0])
         for averager in world.averagers:
-            error, whole = float(averager.measurement.error), float(averager.measurement.energy)
+            error, whole = float(averager.recording.error), float(averager.recording.energy)
             assert 0 <= error <= whole * (1 + 1e-6)
 
 
@@ -194,7 +194,7 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
     error = whole = 0.0
     for step in range(400):
         out = [{"linear": torch.randn(40, 30)}]
-        world.averagers[0].measure(LocalMeasurement(step, world.candidate(10.0)))
+        world.averagers[0].measure(StepRecording(step, world.candidate(10.0)))
         memory.run(
             [
                 world.averagers[0].average(
@@ -202,8 +202,8 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
                 )
             ]
         )
-        error += float(world.averagers[0].measurement.error)
-        whole += float(world.averagers[0].measurement.energy)
+        error += float(world.averagers[0].recording.error)
+        whole += float(world.averagers[0].recording.energy)
     assert 1 - error / whole == pytest.approx(0.1, abs=0.004)
 
 
@@ -234,7 +234,7 @@ def test_what_is_not_laid_out_is_added_to_the_mean_and_taken_from_the_residual()
     x = mine["linear"].view(-1)
     assert torch.allclose(out["linear"].view(-1), x / 2)
     assert torch.allclose(world.averagers[0].residuals.by_name["linear"], x / 2)
-    assert float(world.averagers[0].measurement.error) == pytest.approx(float(energy(x)) / 4)
+    assert float(world.averagers[0].recording.error) == pytest.approx(float(energy(x)) / 4)
 
 
 @pytest.mark.parametrize("cf", [None, 10.0])
@@ -249,7 +249,7 @@ def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float 
         engine.state.factors = Factors(cf)
     outs = world.step(poisoned, cf, 1, LAYOUTS[1])
     assert all(not out["linear"].isfinite().all() for out in outs)
-    assert all(not averager.measurement.finite for averager in world.averagers)
+    assert all(not averager.recording.finite for averager in world.averagers)
     for averager, old in zip(world.averagers, before, strict=True):
         assert averager.residuals.by_name.keys() == old.keys()
         assert all(torch.equal(averager.residuals.by_name[k], old[k]) for k in old)
@@ -328,7 +328,7 @@ def test_each_tensor_is_compressed_at_its_own_cf_and_the_bytes_are_those_predict
     world = World(topk)
     world.step(gradients(3, 0), 10.0, 0, LAYOUTS[0], cfs=own)
     for averager in world.averagers:
-        assert averager.measurement.sent == k_for(288, 4.0) + k_for(1200, 50.0)
+        assert averager.recording.sent == k_for(288, 4.0) + k_for(1200, 50.0)
         assert float((averager.residuals.by_name["conv"] != 0).sum()) == 288 - k_for(288, 4.0)
         forms = {name: (shape, torch.float32) for name, shape in SHAPES.items()}
         predicted = sum(
@@ -369,7 +369,7 @@ def test_gradients_are_added_up_as_they_are_and_reported_once(cf: float | None) 
                     so_far[name] += g
         world.step(grads, cf, step, LAYOUTS[0], sums=sums)
     for averager, so_far in zip(world.averagers, total, strict=True):
-        assert {name: float(norm) for name, norm in averager.measurement.norms.items()} == pytest.approx(
+        assert {name: float(norm) for name, norm in averager.recording.norms.items()} == pytest.approx(
             {name: float(so_far[name].square().sum()) for name in ("conv", "linear")}
         )
         assert not averager.diagnostics.sums

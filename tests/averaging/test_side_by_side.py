@@ -15,12 +15,12 @@ from gravac.averaging import average as module
 from gravac.averaging.average import Averager
 from gravac.averaging.batch import MAX_JOINED_ELEMENTS, merge_batches
 from gravac.averaging.plan import Piece
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, dense, ladder, quantize, topk
 from gravac.compressors.ladder import wire_ratio
 from gravac.exchange import memory
-from gravac.measurement import LocalMeasurement
 
 Shape = tuple[int, ...]
 
@@ -51,7 +51,7 @@ def average(
         outs = [[torch.randn(shape, generator=draw).to(dtype) for shape in shapes] for _ in averagers]
         pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
         for averager in averagers:
-            averager.measure(LocalMeasurement(step, Candidate(base.name, cf, cf)))
+            averager.measure(StepRecording(step, Candidate(base.name, cf, cf)))
         for group in [slice(i, i + 1) for i in range(len(shapes))] if by_itself else [slice(None)]:
             memory.run(
                 [a.average(mine[group], a.plan(step, cf)) for a, mine in zip(averagers, pieces, strict=True)], ledgers
@@ -74,11 +74,11 @@ def test_tensors_side_by_side_come_out_as_each_alone(
         for mine, other in zip(together[rank], alone[rank], strict=True):
             torch.testing.assert_close(mine, other, rtol=0 if ranks == 2 else 1e-6, atol=0 if ranks == 2 else 1e-6)
         assert merged[rank].residuals.by_name.keys() == single[rank].residuals.by_name.keys()
-        assert float(merged[rank].measurement.energy) == pytest.approx(float(single[rank].measurement.energy), rel=1e-5)
-        assert merged[rank].measurement.achieved_cf == pytest.approx(single[rank].measurement.achieved_cf)
-    lost, lost_alone = (sum(float(averager.measurement.error) for averager in some) for some in (merged, single))
+        assert float(merged[rank].recording.energy) == pytest.approx(float(single[rank].recording.energy), rel=1e-5)
+        assert merged[rank].recording.achieved_cf == pytest.approx(single[rank].recording.achieved_cf)
+    lost, lost_alone = (sum(float(averager.recording.error) for averager in some) for some in (merged, single))
     # whose shard a second coding is may differ; of tensors that are joined, the zeros between them count, too
-    energy = sum(float(averager.measurement.energy) for averager in merged)
+    energy = sum(float(averager.recording.energy) for averager in merged)
     assert lost_alone * (1 - 1e-5) - 1e-9 <= lost <= energy
 
 
@@ -100,7 +100,7 @@ def test_what_goes_together_does_not_depend_on_what_a_rank_keeps() -> None:
     averagers = [Averager(quantize(4), dense, None, 16) for _ in range(2)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, 2
-        averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)))
+        averager.measure(StepRecording(0, Candidate("quantize", 8.0, 8.0)))
     averagers[0].residuals.by_name["0"] = torch.ones(5)
     outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
@@ -116,13 +116,13 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
     averagers = [Averager(quantize(4), dense, None, 16) for _ in range(2)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, 2
-        averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)))
+        averager.measure(StepRecording(0, Candidate("quantize", 8.0, 8.0)))
     outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
     outs[1][2][3, 4] = float("inf")
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
     memory.run([a.average(mine, a.plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
     assert all(out.isnan().all() for mine in outs for out in mine)
-    assert all(not averager.residuals.by_name and not averager.measurement.finite for averager in averagers)
+    assert all(not averager.residuals.by_name and not averager.recording.finite for averager in averagers)
 
 
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
@@ -144,7 +144,7 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
     averager = Averager(base, dense, None, 0)
     with mock.patch.object(module, "MAX_JOINED_ELEMENTS", 100):
-        averager.measure(LocalMeasurement(0, Candidate(base.name, cf, cf)), UNSEEN)
+        averager.measure(StepRecording(0, Candidate(base.name, cf, cf)), UNSEEN)
         batches = merge_batches(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
     assert [batch.pieces for batch in batches] == ([pieces] if pieces else [])
     lengths = [-(-size // multiple) * multiple for size in sizes]
@@ -154,7 +154,7 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
 def test_an_empty_tensor_is_not_compressed_and_goes_apart() -> None:
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate((0, 8, 16))]
     averager = Averager(quantize(4, block=16), dense, None, 0)
-    averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)), UNSEEN)
+    averager.measure(StepRecording(0, Candidate("quantize", 8.0, 8.0)), UNSEEN)
     batches = merge_batches(averager._batch(piece, averager.plan(0, 8.0)) for piece in pieces)
     assert [batch.names for batch in batches] == [["0"], ["1", "2"]]
     assert [batch.choice.compresses for batch in batches] == [False, True]
@@ -171,7 +171,7 @@ def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
         draw, averager = torch.Generator().manual_seed(0), Averager(quantize(bits), dense, None, 16)
         outs[look] = [torch.randn(shape, generator=draw) for shape in shapes]
         pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(outs[look])]
-        measurement = LocalMeasurement(0, Candidate("quantize", 32 / bits, 32 / bits))
+        measurement = StepRecording(0, Candidate("quantize", 32 / bits, 32 / bits))
         averager.measure(measurement, None if look else UNSEEN)
         ledger = Ledger(1)
         memory.run([averager.average(pieces, averager.plan(0, 32 / bits))], [ledger])

@@ -11,6 +11,7 @@ from gravac import Compressor, dense, natural, quantize, topk, topkc
 from gravac.averaging.average import Averager
 from gravac.averaging.norms import energies_of, unsent_energy
 from gravac.averaging.plan import Piece
+from gravac.averaging.recording import StepRecording
 from gravac.averaging.residuals import Residuals
 from gravac.candidate import DENSE, Candidate
 from gravac.compressors.sparse import Sparse
@@ -18,7 +19,6 @@ from gravac.compressors.squares import all_finite, energy, norm, norms_of_rows, 
 from gravac.engine.agreement import gain
 from gravac.exchange import memory
 from gravac.exchange.lockstep import Lockstep
-from gravac.measurement import LocalMeasurement
 from gravac.testing import average, averagers, gradients
 
 pytestmark = pytest.mark.timeout(120)
@@ -105,8 +105,8 @@ def test_gradients_of_any_magnitude_of_float32_reach_all_ranks_finite(
         xs = [(x.double() * magnitude).to(dtype) for x in gradients(3, (40, 40), seed=step)]
         outs = average(ranks, xs, cf, step)
         for averager, out in zip(ranks, outs, strict=True):
-            assert bool(out.isfinite().all()) and averager.measurement.finite is True
-            share = gain(float(averager.measurement.error), float(averager.measurement.energy))
+            assert bool(out.isfinite().all()) and averager.recording.finite is True
+            share = gain(float(averager.recording.error), float(averager.recording.energy))
             assert share is not None and 0 < share < 1
             assert torch.equal(out, outs[0])
             assert bool(averager.residuals.by_name["w"].isfinite().all())
@@ -125,7 +125,7 @@ def test_dense_means_do_not_overflow_where_native_ddps_do_not(
     made = [Averager(topk, dense, None, 10, Residuals(overflow_safety=True)) for _ in range(world)]
     for rank, (averager, executor) in enumerate(zip(made, lockstep.executors, strict=True)):
         averager.rank, averager.world = rank, world
-        averager.measure(LocalMeasurement(0, Candidate(DENSE, 1.0, 1.0)), executor)
+        averager.measure(StepRecording(0, Candidate(DENSE, 1.0, 1.0)), executor)
     memory.run(
         [one.average([Piece("w", out, (5, 10))], one.plan(0, None), out) for one, out in zip(made, outs, strict=True)]
     )

@@ -266,9 +266,17 @@ def test_a_state_that_one_rank_refuses_is_loaded_by_none_in_every_way(tmp_path: 
         assert unread[1]
 
 
-def test_a_state_that_holds_itself_is_refused_in_words() -> None:
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("history", r"history/0: is \[\[...\]\]; .*; load a state that"),
+        ("outer", "state: is nested too deeply"),
+        ("controller_state", "state: is nested too deeply; load a state that"),
+    ],
+)
+def test_a_state_that_holds_itself_is_refused_in_words(field: str, said: str) -> None:
     state = AdaptiveCompressor().state_dict()
     itself: list[Any] = []
     itself.append(itself)
-    with pytest.raises(SettingsError, match="state: is nested too deeply; load a state that"):
-        AdaptiveCompressor().load_state_dict({**state, "history": itself})
+    with pytest.raises(SettingsError, match=said):
+        AdaptiveCompressor().load_state_dict({**state, field: itself if field == "history" else {"x": itself}})

@@ -12,7 +12,7 @@ import torch
 
 from gravac import AdaptiveCompressor, SettingsError, Static, merge_states, randomk, topk
 from gravac.candidate import Candidate
-from gravac.measurement import slots
+from gravac.measurement import OVER_RANKS
 
 
 def state(rank: int = 0, world: int = 2, **changes: Any) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def test_a_state_is_tensors_and_plain_values() -> None:
         (
             AdaptiveCompressor(topk),
             {"version": 99},
-            "version: the state has version 99, but this gravac reads version 7",
+            "version: the state has version 99, but this gravac reads version 8",
         ),
-        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 7"),
+        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 8"),
         (AdaptiveCompressor(topk), {}, "version: the state has version None"),
         (
             AdaptiveCompressor(randomk),
@@ -104,30 +104,33 @@ def test_merging_keeps_what_compressors_keep() -> None:
 
 def pending(*shadow: float) -> dict[str, Any]:
     """A rank's numbers of step 3, of which the ranks have not agreed yet."""
-    numbers = {slot: float(at) for at, slot in enumerate(slots(shadow))}
+    numbers = {name: float(at) for at, name in enumerate(OVER_RANKS)}
     made = {"step": 3, "candidate": asdict(Candidate("hook", "topk", 10.0)), "first": 7, "steps": 2}
-    return {**made, "shadow": [*shadow], "numbers": numbers, "norms": {"w": 4.0}}
+    return {
+        **made,
+        **numbers,
+        "samples": math.inf,
+        "shadow": tuple((cf, 2 * cf) for cf in shadow),
+        "norms": (("w", 4.0),),
+    }
 
 
 def test_pending_numbers_come_back_as_they_were_saved() -> None:
-    given = pending(10.0, 20.0)
-    given["numbers"]["learning_rate"] = math.inf
+    given = {**pending(10.0, 20.0), "learning_rate": math.inf}
     compressor = AdaptiveCompressor(topk)
     compressor.load_state_dict(state(step=4, pending=[given]))
     assert compressor.state_dict()["pending"] == [given]
-    (measurement,) = compressor._engine.state.pending
-    assert measurement.candidate == Candidate("hook", "topk", 10.0)
-    assert (measurement.first, measurement.steps) == (7, 2)
-    assert measurement.vectors() == [[*given["numbers"].values()], [4.0]]
+    own = compressor._engine.state.pending[0].own
+    assert own is not None and own.candidate == Candidate("hook", "topk", 10.0)
+    assert (own.first, own.steps, own.shadow, own.norms) == (7, 2, ((10.0, 20.0), (20.0, 40.0)), (("w", 4.0),))
 
 
-def test_a_slot_that_pending_numbers_lack_or_have_besides_is_named() -> None:
-    lacks, has_besides = pending(10.0), pending(10.0)
-    del lacks["numbers"]["exchanged"]
-    has_besides["numbers"]["error at 20.0"] = 1.0
+def test_a_number_that_pending_numbers_lack_or_have_besides_is_named() -> None:
+    lacks, has_besides = pending(10.0), {**pending(10.0), "colour": 1.0}
+    del lacks["exchanged"]
     for given, said in (
         (lacks, "exchanged: the entry is missing"),
-        (has_besides, "error at 20.0: this run expects no such entry"),
+        (has_besides, "colour: this run expects no such entry"),
     ):
-        with pytest.raises(SettingsError, match=f"pending/0/numbers/{said}"):
+        with pytest.raises(SettingsError, match=f"pending/0/{said}"):
             AdaptiveCompressor(topk).load_state_dict(state(step=4, pending=[given]))

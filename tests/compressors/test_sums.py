@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import SettingsError, artopk, ladder, powersgd, qsgd, quantize, randomk, thc, topk, topkc
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Ledger
 from gravac.compressors import Compressor, Context, dense, rotation
@@ -16,7 +17,6 @@ from gravac.compressors.ladder import wire_ratio
 from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
-from gravac.measurement import LocalMeasurement
 from gravac.testing import exchange
 
 
@@ -79,7 +79,7 @@ def test_the_second_error_comes_back_in_the_next_step() -> None:
         plan = averagers[0].plan(step, 16.0)
         pieces = [[Piece("w", out.view(-1), (32, 32))] for out in outs]
         for averager in averagers:
-            averager.measure(LocalMeasurement(step, Candidate("quantize", 16.0, 16.0)))
+            averager.measure(StepRecording(step, Candidate("quantize", 16.0, 16.0)))
         memory.run([averager.average(p, plan) for averager, p in zip(averagers, pieces, strict=True)])
         for averager in averagers:
             averager.commit()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gravac import Accordion, AdaptiveCompressor, topk
 from gravac.collectives import AllReduce
 from gravac.controllers import Decision, Measurement
-from gravac.measurement import slots
+from gravac.measurement import OVER_RANKS
 from gravac.modes.replicas import SUMS_PER_CHECKSUM
 from tests.distributed.training import network, parallel, sgd, train, weights
 from tests.ranks import processes
@@ -97,7 +97,7 @@ def test_ranks_tell_each_other_norms_of_their_tensors_and_decide_the_same() -> N
     assert not decided[3 * EPOCH].tensors
     assert decided[3 * EPOCH].candidate.cf == 3
     assert totals.norm_bytes == 4 * 8 * len(MATRICES)
-    agreements = (5 * EPOCH - 1) * AllReduce.wire_bytes(8 * len(slots(())), 3)
+    agreements = (5 * EPOCH - 1) * AllReduce.wire_bytes(8 * len(OVER_RANKS), 3)
     of_norms = 4 * AllReduce.wire_bytes(8 * len(MATRICES), 3)
     of_checksums = 3 * AllReduce.wire_bytes(8 * SUMS_PER_CHECKSUM, 3)  # after 4, 12 and 28 of 30 steps
     assert ledger.wire_bytes - totals.wire_bytes == agreements + of_norms + of_checksums

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell each other of a step: every number has its slot, whatever the shadow CFs."""
+"""What ranks tell each other of a step: each number of a rank's own measurement becomes one that all share."""
 
 import math
 from typing import Any
@@ -9,42 +9,54 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
-from gravac.controllers.base import Measurement
-from gravac.engine.agreement import agreed_measurement, slot_numbers
 from gravac.exchange.lockstep import Lockstep
-from gravac.measurement import SLOTS_AFTER_ERRORS, SLOTS_BEFORE_ERRORS, LocalMeasurement, slots
+from gravac.measurement import OVER_RANKS, Measurement, vectors
+from gravac.measurement import agreed as agreed_on
 
 shadows = st.lists(st.floats(1, 1e6), unique=True, max_size=12).map(lambda cfs: tuple(sorted(cfs)))
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.floats(-1e100, 1e100)
 
 TOPK = Candidate("topk", 10.0, 5.0)
 
 
-def measured(shadow: tuple[float, ...], learning_rate: float = 0.01, **given: Any) -> LocalMeasurement:
+def measured(shadow: tuple[float, ...], learning_rate: float = 0.01, **given: Any) -> StepRecording:
     """A rank's numbers of a step of 0.5 s that waited for 0.05 s of the exchange's 0.1 s, and coded for 0.2 s."""
     errors = [float(at) for at in range(len(shadow))]
     given = {"errors": [1.0, 2.0], "energies": [4.0], "shadow_errors": [errors], **given}
     moments: dict[str, Any] = {"backward_ended": 0.45, "exchange_ended": 0.5, "ended": 0.5, "spent": lambda: (0.2, 0.1)}
-    moments["previous"] = LocalMeasurement(6, TOPK, exchange_ended=0.0, ended=0.0)
-    local = LocalMeasurement(7, TOPK, shadow=shadow, learning_rate=learning_rate, **moments, **given)
+    moments["previous"] = StepRecording(6, TOPK, exchange_ended=0.0, ended=0.0)
+    local = StepRecording(7, TOPK, shadow=shadow, learning_rate=learning_rate, **moments, **given)
     local.read(Lockstep(1).executors[0])
     return local
 
 
-def agreed(local: LocalMeasurement, world: int) -> Measurement:
+def agreed(local: StepRecording, world: int) -> Measurement:
     """What ranks agree on that all have the same numbers."""
-    sums = [[world * float(number) for number in vector] for vector in local.vectors()]
-    return agreed_measurement(local, sums, world, 16.0)
+    assert local.own is not None
+    sums = [[world * float(number) for number in vector] for vector in vectors(local.own)]
+    return agreed_on(local.own, sums, world, 16.0)
 
 
-@given(shadows, st.data())
-def test_a_vector_and_its_names_are_one(shadow: tuple[float, ...], data: st.DataObject) -> None:
-    names = slots(shadow)
-    assert len(set(names)) == len(names) == len(SLOTS_BEFORE_ERRORS) + len(shadow) + len(SLOTS_AFTER_ERRORS)
-    given = {slot: data.draw(numbers) for slot in names}
-    (vector,) = LocalMeasurement(7, TOPK, shadow=shadow, numbers={**given}).vectors()
-    assert slot_numbers(shadow, [*map(float, vector)]) == given
+@given(shadows, st.integers(1, 5), st.data())
+def test_every_number_is_summed_or_averaged_over_ranks(
+    shadow: tuple[float, ...], world: int, data: st.DataObject
+) -> None:
+    own = []
+    for _ in range(world):
+        given = {name: data.draw(numbers) for name in OVER_RANKS}
+        errors = tuple((cf, data.draw(numbers)) for cf in shadow)
+        own.append(Measurement(7, TOPK, samples=math.nan, shadow=errors, **given))
+    sums = [[math.fsum(column) for column in zip(*(vectors(one)[0] for one in own), strict=True)]]
+    shared = agreed_on(own[0], sums, world, 16.0)
+    for name, how in OVER_RANKS.items():
+        total = math.fsum(getattr(one, name) for one in own)
+        expected = total if how == "sum" else total / world
+        if name == "drift":
+            expected = 1 / expected if expected else math.nan
+        assert getattr(shared, name) == pytest.approx(expected, nan_ok=True)
+    assert shared.shadow == tuple((cf, math.fsum(one.shadow[at][1] for one in own)) for at, cf in enumerate(shadow))
 
 
 @given(shadows, st.integers(1, 64))
@@ -74,10 +86,20 @@ def test_norms_of_tensors_are_of_gradients_without_their_loss_scale(world: int) 
     assert shared.norms == (("a", 4.0), ("b", 1.0))
 
 
-@pytest.mark.parametrize("size", [0, len(slots((10.0,))) - 1, len(slots((10.0,))) + 1])
-def test_a_vector_of_another_layout_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=rf"vector: has {size} numbers; give one for each of seconds, error, energy"):
-        agreed_measurement(measured((10.0,)), [[0.0] * size], 2, 16.0)
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_sums_of_another_layout_are_refused(extra: int) -> None:
+    own = measured((10.0,)).own
+    assert own is not None
+    size = len(OVER_RANKS) + 1 + extra
+    with pytest.raises(ValueError, match=rf"sums: have {size} numbers and 0 norms; give one for each of .*seconds"):
+        agreed_on(own, [[0.0] * size], 2, 16.0)
+
+
+@pytest.mark.parametrize(("mode", "seconds"), [("outer", 0.1), ("native", 0.5)])
+def test_seconds_are_those_of_a_training_step(mode: str, seconds: float) -> None:
+    """A round's five steps are timed together, native steps one by one."""
+    native_step_s = 0.5 if mode == "native" else None
+    assert measured((), steps=5, native_step_s=native_step_s).own.seconds == pytest.approx(seconds)  # type: ignore[union-attr]
 
 
 def test_fewer_errors_than_shadows_are_refused() -> None:

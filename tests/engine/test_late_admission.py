@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from gravac import Goodput
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.engine.admission import Admission
 from gravac.engine.decisions import COMPUTE_STEPS, Deciding
 from gravac.engine.run_state import RunState
-from gravac.measurement import LocalMeasurement
 from gravac.telemetry.records import ForecastsRecord, Record, StepRecord
 from tests.controllers.test_native import EVERY, Site
 
@@ -39,7 +39,7 @@ def records_of_run(admit: Admitting, measure: Any, steps: int) -> list[Record]:
 
     def observe() -> None:
         measured = pending.pop(0)
-        local = LocalMeasurement(measured.step, measured.candidate, measured.first, measured.steps)
+        local = StepRecording(measured.step, measured.candidate, measured.first, measured.steps)
         local.native_step_s = measured.seconds
         deciding.observe(state, measured, local)
 

@@ -33,7 +33,7 @@ def admitted(
     state = RunState(world=2, compute_s=compute_s)
     admission = admit(state, FORMS)
     forecasts = {forecast.candidate: forecast for forecast in admission.forecasts}
-    assert state.candidates == [[c.mode, c.compressor, c.cf, c.every, c.delay] for c in forecasts]
+    assert state.candidates == [*forecasts]
     return forecasts, admission
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from gravac.averaging.recording import StepRecording
 from gravac.collectives import AllReduce
 from gravac.exchange.link_probe import LinkProbe
-from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.rounds import Rounds
 
 LINK = LinkProbe(latency=1e-4, bandwidth=20e6, copy_bytes_per_s=8e9)
@@ -60,9 +60,9 @@ class Script:
 @contextmanager
 def scripted(elements: int) -> Iterator[Script]:
     """Script this process's clocks and link probe, for a model of so many elements."""
-    script, clocked = Script(), LocalMeasurement._time
+    script, clocked = Script(), StepRecording._time
 
-    def scripted_time(self: LocalMeasurement, between: Any) -> None:
+    def scripted_time(self: StepRecording, between: Any) -> None:
         clocked(self, between)
         executor = between.__self__
         every = round(self.dense_wire_bytes / AllReduce.wire_bytes(4 * elements, executor.world))
@@ -72,7 +72,7 @@ def scripted(elements: int) -> Iterator[Script]:
     now = itertools.count(0.0, COMPUTE).__next__  # read once a step, before the first exchange
     with (
         mock.patch("gravac.exchange.opening.probe_link", return_value=LINK),
-        mock.patch.object(LocalMeasurement, "_time", scripted_time),
+        mock.patch.object(StepRecording, "_time", scripted_time),
         mock.patch.object(Rounds, "_synchronized_time", side_effect=now),
     ):
         yield script

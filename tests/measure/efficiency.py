@@ -242,8 +242,8 @@ def _in_each_step(case: Case, task: Task, clip: float | None) -> dict[str, Any]:
             engine.end()
         handle.wait()
         for averager in averagers:
-            error += float(averager.measurement.error)
-            energy += float(averager.measurement.energy)
+            error += float(averager.recording.error)
+            energy += float(averager.recording.energy)
         for name, parameter in parameters.items():
             parameter.grad = averaged[name]
         if clip is not None:

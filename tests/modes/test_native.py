@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
-from gravac.measurement import LocalMeasurement
 from gravac.modes.native import CHECK_INTERVAL_S, SLOW_END_RATIO, UNTIMED_STEPS, NativeWatch, steps_that_count
 from tests.modes.scripted import NATIVE
 
@@ -48,8 +48,8 @@ class AgreesAlone:
     def begin(self, inputs: StepInputs) -> None:
         """Nothing is to be prepared."""
 
-    def end(self, fill: Callable[[LocalMeasurement], None]) -> None:
-        measurement = LocalMeasurement(step=0, candidate=NATIVE)
+    def end(self, fill: Callable[[StepRecording], None]) -> None:
+        measurement = StepRecording(step=0, candidate=NATIVE)
         fill(measurement)
         assert measurement.native_step_s is not None
         self.told.append(measurement.native_step_s)

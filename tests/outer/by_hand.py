@@ -20,7 +20,6 @@ from gravac.candidate import Candidate
 from gravac.closeable import Closeable
 from gravac.collectives import Ledger
 from gravac.controllers.base import has_flag
-from gravac.controllers.state_dicts import identify
 from gravac.engine.admission import Admission, admit
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import check_alike
@@ -66,7 +65,7 @@ class ApartAlone:
                 chooses = has_flag(policy.controller, "chooses_every")
                 forecasts += ways if chooses else [candidates.most_promising(ways)]
         screened = candidates.without_dominated(forecasts, policy.controller.keeps_all)
-        state.candidates = identify(forecast.candidate for forecast in screened)
+        state.candidates = [forecast.candidate for forecast in screened]
         return in_each_step._replace(forecasts=screened)
 
 

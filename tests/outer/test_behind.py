@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput, quantize
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import SEARCH, GoodputState
@@ -21,7 +22,6 @@ from gravac.controllers.step_times import StepTiming
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
-from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.candidates import delays, delays_by_candidate, delays_if_continued, with_outer_candidates
 from tests.outer.ranks import MOMENTUM, Ranks, averaged, equal, saved
 
@@ -184,7 +184,8 @@ def test_delays_that_a_continued_run_had_stay_whatever_the_link_promises_now(cho
     bases = tuple(
         Forecast(Candidate("hook", "topk", cf), cf / 2, 0.9, "topk", coding_s=0.0, exchange_s=1.0) for cf in (8.0, 64.0)
     )
-    before = delays_by_candidate([["outer", "topk", 8.0, 10, 3]] + [["outer", "topk", 8.0, 10, 0]] * chooses)
+    made = [Candidate("outer", "topk", 8.0, 10, delay) for delay in ((3, 0) if chooses else (3,))]
+    before = delays_by_candidate(made)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
         how: tuple[Any, ...] = (0.2, "auto", True, 1, chooses, 2, before)
         auto = with_outer_candidates(Admission(bases), (10,), *how).forecasts
@@ -210,9 +211,7 @@ def test_times_of_rounds_are_what_passed_and_each_has_the_waiting_for_its_own_ex
         left, ended = now, now + exchange
         idle_since = left + trains / 2 if hides and exchange > trains / 2 else None
         stood = exchange if not hides else max(0.0, exchange - trains / 2) if idle_since else 0.0
-        measurement = LocalMeasurement(
-            len(measurements), candidate, overlaps=hides, waits_since=idle_since, paused=pause
-        )
+        measurement = StepRecording(len(measurements), candidate, overlaps=hides, waits_since=idle_since, paused=pause)
         measurement.previous = measurements[-1] if measurements else None
         measurement.backward_ended, measurement.exchange_ended = left, ended
         measurement.ended = left if hides else ended

@@ -62,6 +62,18 @@ def test_a_state_is_loaded_bit_for_bit_and_goes_on(kind: str) -> None:
     ranks.train(4)
 
 
+def with_settings_of(state: dict[str, Any], spoilt_state: Any) -> Any:
+    """Return a spoilt state with the optimizers' settings of the whole one: what they mean is left to torch."""
+    wrong = copy.deepcopy(spoilt_state)
+    try:
+        for key, part in enumerate(state["outer"]["inner"]):
+            wrong["outer"]["inner"][key]["param_groups"] = part["param_groups"]
+        wrong["outer"]["optimizer"]["param_groups"] = state["outer"]["optimizer"]["param_groups"]
+    except (TypeError, KeyError, IndexError, AttributeError):  # what holds them is spoilt
+        pass
+    return wrong
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @example(seed=1724)  # of AdamW: a moment is None
 @given(seed=st.integers(0, 2**48))
@@ -72,6 +84,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
     before, state = whole(outer), trained(kind)
     # two of three are spoilt in what is the outer steps' own
     wrong = {**state, "outer": spoilt(state["outer"], seed)} if seed % 3 else spoilt(state, seed)
+    wrong = with_settings_of(state, wrong)
     refusal = ""
     try:
         outer.load_state_dict(wrong)
@@ -104,26 +117,22 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
             r"outer/inner/0/state/0/exp_avg: has shape \(1,\); it should have \(32, 48\)",
         ),
         (
-            ("inner", 0, "param_groups", 0, "lr"),
-            torch.nan,
-            "lr: is nan; it should have the type and sign of the optimizer's own setting, 0.001",
-        ),
-        (
-            ("inner", 0, "param_groups", 0, "betas"),
-            (0.9, 3),
-            "outer/inner/0/param_groups/0/betas: .*; it should have numbers of 0 or more",
-        ),
-        (
             ("inner", 0, "param_groups", 0, "params"),
-            [0, 0, 1, 2, 3, 4],
-            "outer/inner/0/param_groups/0/params: .*; it should have integers that no other parameter has",
+            [0, 1, 2],
+            "outer/inner/0/param_groups: differ from this run's; it should have groups of .* parameters",
         ),
+        (("inner", 0, "state", "x"), {}, "outer/inner/0/state/x/.key.: is 'x'; it should be a valid integer"),
+        (("inner", 0, "state", 1, "exp_avg"), 3.0, "outer/inner/0/state/1/exp_avg: is 3.0; it should be a tensor"),
         (
             ("inner", 0, "param_groups", 0, "amsgrad"),
             True,
             "outer/inner/0/state/0/max_exp_avg_sq: the entry is missing",
         ),
-        (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*; it should be a list of 1 param"),
+        (
+            ("optimizer", "param_groups"),
+            [],
+            "outer/optimizer/param_groups: differ from this run's; it should have groups of .* parameters",
+        ),
         (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: this run expects no such entry"),
     ],
 )

@@ -16,8 +16,8 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "gravac"
 
 LAYERS = (
-    "settings", "version", "guarded", "texts", "closeable", "beliefs", "candidate", "agreed",
-    "collectives", "compressors", "costmodel", "exchange", "measurement", "averaging", "telemetry", "controllers",
+    "settings", "version", "guarded", "texts", "closeable", "ranges", "saved", "beliefs", "candidate", "measurement",
+    "collectives", "compressors", "costmodel", "exchange", "averaging", "telemetry", "controllers",
     "policy", "engine", "sources", "checkpoint", "modes", "building", "attaching", "restoring", "opening", "connection",
     "adaptive", "integrations", "gravac", "testing", "lab", "commands", "cli", "__main__",
 )  # fmt: skip

@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Iterator
 
-from gravac.agreed import AGREED_NAMES
 from gravac.candidate import Candidate, Dropped, Forecast, describe_exchange
+from gravac.measurement import AGREED_NAMES
 from gravac.telemetry import DecisionRecord, EndRecord, Record, RunRecord, StepRecord, page
 
 CF_FROM = {0: 10.0, 60: 20.0, 140: 40.0, 260: 160.0, 420: 40.0}

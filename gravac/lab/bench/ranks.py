@@ -15,11 +15,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Piece
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.collectives import AllGather, AllReduce, Collective
 from gravac.compressors import Compressor, dense
 from gravac.compressors.base import energy, k_for
-from gravac.measurement import LocalMeasurement
 
 Shape = tuple[int, ...]
 """Shape of a tensor."""
@@ -81,7 +81,7 @@ class GravacRank:
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
         """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
-        self._averager.measure(LocalMeasurement(step, Candidate("hook", self._averager.base.name, self._cf)))
+        self._averager.measure(StepRecording(step, Candidate("hook", self._averager.base.name, self._cf)))
         return self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
 
     def commit(self) -> None:
@@ -90,10 +90,10 @@ class GravacRank:
 
     def measured_compression(self, x: torch.Tensor, shape: Shape) -> MeasuredCompression:
         """Return error and sent elements measured in the step; the error is 0 for a dense compressor."""
-        measurement = self._averager.measurement
+        recording = self._averager.recording
         if not self._averager.base.compresses:
             return MeasuredCompression(0.0, float(energy(x)), x.numel() / self._cf)
-        return MeasuredCompression(float(measurement.error), float(measurement.energy), measurement.sent)
+        return MeasuredCompression(float(recording.error), float(recording.energy), recording.sent)
 
 
 class _TorchRank:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from gravac.beliefs import Belief, beliefs_in_force, power_at
-from gravac.candidate import Forecast
+from gravac.candidate import Candidate, Forecast
 from gravac.compressors.profile import MEASURED_WORLD
 from gravac.engine.admission import Admission
 
@@ -112,22 +112,22 @@ def with_outer_candidates(
     )
 
 
-def delays_by_candidate(identities: Iterable[Sequence[Any]]) -> DelaysByCandidate:
+def delays_by_candidate(candidates: Iterable[Candidate]) -> DelaysByCandidate:
     """Return the delays of outer candidates, by compressor, CF, and number of steps between exchanges.
 
     Args:
-        identities: candidates, each as ``[mode, compressor, cf, every, delay]``.
+        candidates: candidates of any mode.
 
     Example:
-        >>> delays_by_candidate([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])
+        >>> delays_by_candidate([Candidate("outer", "topk", 10.0, 50, 25), Candidate("outer", "topk", 10.0, 50)])
         {('topk', 10.0, 50): (0, 25)}
     """
     delays_by_key: dict[tuple[str, float, int], tuple[int, ...]] = {}
-    for mode, compressor, cf, every, delay in identities:
-        if mode != "outer":
+    for candidate in candidates:
+        if candidate.mode != "outer":
             continue
-        key = compressor, cf, every
-        delays_by_key[key] = tuple(sorted({*delays_by_key.get(key, ()), delay}))
+        key = candidate.compressor, candidate.cf, candidate.every
+        delays_by_key[key] = tuple(sorted({*delays_by_key.get(key, ()), candidate.delay}))
     return delays_by_key
 
 

@@ -18,11 +18,11 @@ from gravac.checkpoint.fitting import (
     check_names,
     check_tensors,
     copy_state,
-    misfit,
     validate,
 )
 from gravac.checkpoint.fitting_optimizer import check_optimizer
 from gravac.modes.outer.round_state import RoundState
+from gravac.saved import misfit
 from gravac.settings import SettingsError
 from gravac.sources.local_model import optimizer_of_user
 

@@ -17,12 +17,12 @@ from concurrent.futures import Future
 
 import torch
 
+from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import both_true
-from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.candidates import Delay
 from gravac.modes.outer.fragments import Fragment, PendingFragment
 from gravac.modes.outer.round_state import RoundState
@@ -280,7 +280,7 @@ class Rounds:
         forward_s = statistics.median(self._forward_seconds) if self._forward_seconds else math.nan
         self._forward_seconds.clear()
 
-        def add_round(measurement: LocalMeasurement) -> None:
+        def add_round(measurement: StepRecording) -> None:
             measurement.verdicts.append(
                 functools.reduce(both_true, (pending.mean_finite for pending in sent_fragments))
             )
