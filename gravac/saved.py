@@ -21,15 +21,15 @@ from gravac.settings import STATE_REMEDY, SettingsError
 StateT = TypeVar("StateT")
 
 
-def dump(state: Any) -> dict[str, Any]:
+def dump_fields(state: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as tensors (not copies) and plain values, by name."""
     kind: Any = type(state)
     dumped: dict[str, Any] = _adapter(kind).dump_python(state, warnings=False)
     return dumped
 
 
-def load(kind: type[StateT], dumped: object, path: str = "") -> StateT:
-    """Return the object that ``dump`` converted to ``dumped``.
+def load_fields(kind: type[StateT], dumped: object, path: str = "") -> StateT:
+    """Return the object that ``dump_fields`` converted to ``dumped``.
 
     Args:
         kind: class of the object, a dataclass.
@@ -42,7 +42,7 @@ def load(kind: type[StateT], dumped: object, path: str = "") -> StateT:
     try:
         adapter: TypeAdapter[StateT] = _adapter(kind)  # type: ignore[arg-type]
         state = adapter.validate_python(dumped)
-        _check_same(dumped, dump(state), path)
+        _check_same(dumped, dump_fields(state), path)
     except ValidationError as error:
         raise SettingsError(explain(error, path)) from None
     except SettingsError:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ConfigDict
 
 from gravac.ranges import Count, Factor, SumOfSquares
-from gravac.saved import FlatTensor, dump, load
+from gravac.saved import FlatTensor, dump_fields, load_fields
 from gravac.settings import SettingsError
 
 
@@ -51,7 +51,7 @@ wholes = st.builds(
 
 @given(wholes)
 def test_what_was_dumped_is_loaded_with_the_same_tensors(whole: Whole) -> None:
-    loaded = load(Whole, dump(whole))
+    loaded = load_fields(Whole, dump_fields(whole))
     assert (loaded.step, loaded.done, loaded.part) == (whole.step, whole.done, whole.part)
     assert loaded.loss == whole.loss or (math.isnan(loaded.loss) and math.isnan(whole.loss))
     assert loaded.tensors.keys() == whole.tensors.keys()
@@ -59,8 +59,8 @@ def test_what_was_dumped_is_loaded_with_the_same_tensors(whole: Whole) -> None:
 
 
 def test_lists_may_stand_for_tuples_and_whole_numbers_for_floats() -> None:
-    dumped = {**dump(Whole()), "loss": 1, "part": {"cf": 3, "squares": [1.0, 2]}}
-    assert load(Whole, dumped) == Whole(loss=1.0, part=Part(3.0, (1.0, 2.0)))
+    dumped = {**dump_fields(Whole()), "loss": 1, "part": {"cf": 3, "squares": [1.0, 2]}}
+    assert load_fields(Whole, dumped) == Whole(loss=1.0, part=Part(3.0, (1.0, 2.0)))
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_lists_may_stand_for_tuples_and_whole_numbers_for_floats() -> None:
 )
 def test_what_does_not_fit_is_named_with_its_path(entries: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=f"^{said}.*; load a state that the same version of gravac saved"):
-        load(Whole, {**dump(Whole()), **entries})
+        load_fields(Whole, {**dump_fields(Whole()), **entries})
 
 
 def test_a_missing_entry_is_named_with_the_path_of_the_whole() -> None:
-    dumped = dump(Whole())
+    dumped = dump_fields(Whole())
     del dumped["loss"]
     with pytest.raises(SettingsError, match=r"^rank/0/loss: the entry is missing"):
-        load(Whole, dumped, "rank/0")
+        load_fields(Whole, dumped, "rank/0")

@@ -21,16 +21,18 @@ import re
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import torch
+from pydantic import Field
 
-from gravac.checkpoint.fitting import Manifest, validate
 from gravac.checkpoint.ranks import Checkpointed, Ranks, restore_on_all
 from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
 from gravac.checkpoint.serial import check_format, state_on_host
-from gravac.saved import misfit
+from gravac.ranges import Count, PositiveCount
+from gravac.saved import dump_fields, load_fields, misfit
 from gravac.settings import SettingsError
 
 MANIFEST = "gravac.json"
@@ -44,6 +46,21 @@ FOLDER_PATTERN = re.compile(r"gravac-step[0-9]+-[0-9a-f]{8}")
 
 FILE_PATTERN = re.compile(r"rank[0-9]+\.pt")
 """Pattern of the names of ranks' files in a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Fields of a checkpoint directory's manifest, the file that names the newest checkpoint's folder.
+
+    Attributes:
+        sha256: SHA-256 of each rank's file, in hexadecimal, in the order of the ranks.
+    """
+
+    version: int
+    world: PositiveCount
+    step: Count
+    folder: Annotated[str, Field(pattern=r"^gravac-step[0-9]+-[0-9a-f]{8}\z")]
+    sha256: tuple[str, ...]
 
 
 def save(directory: str | Path, compressor: Checkpointed) -> None:
@@ -232,7 +249,7 @@ def _read_manifest(root: Path) -> dict[str, Any]:
             f"directory: {path} is damaged: its content has another checksum than when it was saved; load another "
             "checkpoint"
         )
-    fields = validate(Manifest, manifest, str(path)).model_dump()
+    fields = dump_fields(load_fields(Manifest, manifest, str(path)))
     if len(fields["sha256"]) != fields["world"]:
         raise misfit(f"{path}/sha256", f"has {len(fields['sha256'])} checksums", f"have {fields['world']}")
     return fields

@@ -7,12 +7,13 @@ raise an error, on one rank alone. What settings such as a learning rate mean is
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gravac.checkpoint.fitting import Fields, check_names, is_number, validate
-from gravac.saved import describe, misfit, require_dense, require_finite, shape_of
+from gravac.checkpoint.fitting import check_names, is_number
+from gravac.saved import describe, load_fields, misfit, require_dense, require_finite, shape_of
 from gravac.settings import STATE_REMEDY, SettingsError
 from gravac.sources.local_model import optimizer_of_user
 
@@ -23,7 +24,8 @@ ENTRIES_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
 """Entries that Adam and AdamW need for each parameter, unless a parameter has no entries at all."""
 
 
-class OptimizerState(Fields):
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
     """What ``state_dict`` of an optimizer returns.
 
     Attributes:
@@ -47,10 +49,10 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         SettingsError: an entry is missing, has a wrong type or shape, or is not finite; the message has the entry's
             path.
     """
-    fields = validate(OptimizerState, state, path)
+    fields = load_fields(OptimizerState, state, path)
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     numbers_by_group = [group.get("params") for group in fields.param_groups]
-    if [len(numbers) if isinstance(numbers, tuple) else None for numbers in numbers_by_group] != sizes:
+    if [len(numbers) if isinstance(numbers, (tuple, list)) else None for numbers in numbers_by_group] != sizes:
         raise misfit(f"{path}/param_groups", "differ from this run's", f"have groups of {sizes} parameters")
     users_optimizer = optimizer_of_user(optimizer)
     is_of_torch = any(

@@ -3,16 +3,28 @@
 """All ranks' states as a single dict, for frameworks in which a rank writes a file that every rank reads."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from gravac.checkpoint.fitting import GatheredStates, validate
 from gravac.checkpoint.ranks import Checkpointed, Ranks, restore_on_all
 from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
 from gravac.checkpoint.serial import check_format, from_bytes, state_on_host, to_bytes
+from gravac.ranges import Count, PositiveCount
+from gravac.saved import load_fields
 from gravac.settings import SettingsError
 
 FORMAT = 1
 """Version of the dict that ``gather`` returns, and the only version that ``load_gathered`` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredStates:
+    """The states of all ranks in one dict, as ``gather`` returns them."""
+
+    version: int
+    world: PositiveCount
+    step: Count
+    states: tuple[dict[str, Any], ...]
 
 
 def gather(compressor: Checkpointed) -> dict[str, Any] | None:
@@ -59,7 +71,7 @@ def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resi
                 f"gathered: {gathered!r} holds no states; give every rank what gather() returned on rank 0"
             )
         check_format(gathered, FORMAT, "the dict of gathered states")
-        world = validate(GatheredStates, dict(gathered), "gathered").world
+        world = load_fields(GatheredStates, dict(gathered), "gathered").world
         states = gathered["states"]
         if len(states) != world:
             raise SettingsError(

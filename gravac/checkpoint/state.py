@@ -16,7 +16,7 @@ from gravac.engine.engine import Engine
 from gravac.engine.run_state import SAVED_FIELDS, RunState
 from gravac.policy import Policy
 from gravac.ranges import Count, PositiveCount
-from gravac.saved import FlatTensor, dump, load, misfit
+from gravac.saved import FlatTensor, dump_fields, load_fields, misfit
 from gravac.settings import SettingsError
 
 VERSION = 8
@@ -90,7 +90,7 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
         ),
         "world": state.world,
         "rank": state.rank,
-        **dump(state),
+        **dump_fields(state),
         "aside": {name: aside for name in state.memory if (aside := averager.kept_aside(name)) is not None},
         "shards": shard_places or None,
         **DCP_GUARD,
@@ -156,8 +156,8 @@ def validate_state(state: Mapping[str, Any]) -> RunState:
     # compare texts: a wrong state may have a tensor in place of a guard, which == would compare element by element
     guard_texts = {key: repr(guard) for key, guard in DCP_GUARD.items()}
     fields = {key: field for key, field in state.items() if key not in guard_texts or guard_texts[key] != repr(field)}
-    header = load(Header, {key: field for key, field in fields.items() if key not in SAVED_FIELDS})
-    run_state = load(RunState, {key: field for key, field in fields.items() if key in SAVED_FIELDS})
+    header = load_fields(Header, {key: field for key, field in fields.items() if key not in SAVED_FIELDS})
+    run_state = load_fields(RunState, {key: field for key, field in fields.items() if key in SAVED_FIELDS})
     world, rank = header.world, header.rank
     if (world is None) != (rank is None) or (world and (rank or 0) >= world):
         expected_text = "be None, as world is" if world is None else f"be from 0 to {world - 1}"

@@ -13,7 +13,7 @@ from gravac.engine.factors import Factors
 from gravac.exchange.executor import Number
 from gravac.measurement import OVER_RANKS, Measurement
 from gravac.ranges import Count, FiniteFloat, Seconds
-from gravac.saved import FiniteTensor, FlatTensor, dump, load
+from gravac.saved import FiniteTensor, FlatTensor, dump_fields, load_fields
 from gravac.telemetry.records import DecisionRecord
 
 NotSaved = Field(exclude=True)
@@ -78,14 +78,17 @@ def _dump_pending(pending: list[StepRecording]) -> list[dict[str, Any]]:
         pairs = {
             name: tuple((key, float(number)) for key, number in getattr(own, name)) for name in ("shadow", "norms")
         }
-        dumped.append({**dump(own), **numbers, **pairs})
+        dumped.append({**dump_fields(own), **numbers, **pairs})
     return dumped
 
 
 def _load_pending(dumped: Any) -> list[StepRecording]:
     if not isinstance(dumped, (list, tuple)):
         raise ValueError("it should be a list of measurements")
-    return [StepRecording.restored_from(load(Measurement, own, f"pending/{index}")) for index, own in enumerate(dumped)]
+    return [
+        StepRecording.restored_from(load_fields(Measurement, own, f"pending/{index}"))
+        for index, own in enumerate(dumped)
+    ]
 
 
 def _check_loss_scale(scale: Any) -> Any:
@@ -200,5 +203,5 @@ class RunState:
             setattr(self.native, native_field.name, getattr(loaded.native, native_field.name))
 
 
-SAVED_FIELDS = (*dump(RunState()),)
+SAVED_FIELDS = (*dump_fields(RunState()),)
 """Names of the fields of ``RunState`` that a checkpoint has."""

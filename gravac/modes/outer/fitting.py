@@ -1,33 +1,128 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that a saved state of outer steps fits the model and the optimizers that are to load it.
-
-``gravac.checkpoint.fitting`` lists the fields of the state.
-"""
+"""Checks that a saved state of outer steps fits the model and the optimizers that are to load it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field
 
-from gravac.checkpoint.fitting import (
-    OuterState,
-    SharesState,
-    check_names,
-    check_tensors,
-    copy_state,
-    validate,
-)
+from gravac.checkpoint.fitting import check_names, check_tensors, copy_state
 from gravac.checkpoint.fitting_optimizer import check_optimizer
 from gravac.modes.outer.round_state import RoundState
-from gravac.saved import misfit
+from gravac.ranges import Count, Fraction, Seconds
+from gravac.saved import DenseTensor, FiniteTensor, load_fields, misfit
 from gravac.settings import SettingsError
 from gravac.sources.local_model import optimizer_of_user
 
 LoadIntoOptimizer = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], None]
 """Function of a path (which names the state in errors), an optimizer, and a state that it copies into the optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharesState:
+    """Speeds of the ranks in outer steps, as ``Shares.state_dict`` returns them.
+
+    Attributes:
+        seconds: seconds that a step takes on each rank, by rank; empty if not known yet.
+        samples: samples that a step uses on each rank, by rank; empty if not known yet.
+        own: this rank's seconds (median of the last round) and samples of a step; empty before the first round ends.
+    """
+
+    seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
+    samples: tuple[Seconds, ...]
+    own: tuple[Seconds, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentState:
+    """State of a fragment (a part of the model that is exchanged by itself) in outer steps.
+
+    ``Fragment.state_dict`` returns this state.
+
+    Attributes:
+        anchors: weights after the last exchange, the same on all ranks, by parameter name.
+        own: this rank's weights, by parameter name.
+        due: earliest step of this rank, by number, at which it applies the anchors to its weights; ``None``: nothing is
+            to be applied.
+        left: this rank's weights when its pseudo-gradient was sent, by parameter name; may be empty.
+        keeps: k, in [0, 1): when the rank applies the anchors, its weights become k * weights + (1 - k) * anchors.
+        applied: whether the newest mean of pseudo-gradients was applied to the anchors.
+    """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    anchors: dict[str, FiniteTensor]
+    own: dict[str, FiniteTensor]
+    due: Count | None
+    left: dict[str, FiniteTensor]
+    keeps: Fraction
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuffersState:
+    """State of a model's buffers in outer steps, as ``Buffers.state_dict`` returns it.
+
+    Attributes:
+        anchors: buffers after the last exchange, the same on all ranks, by name, of any dtype; elements need
+            not be finite.
+        own: this rank's buffers, by name, of any dtype; elements need not be finite.
+        keeps: k, in [0, 1): when the rank applies the anchors, its buffers become k * buffers + (1 - k) * anchors.
+    """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    anchors: dict[str, DenseTensor]
+    own: dict[str, DenseTensor]
+    keeps: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalsState:
+    """A rank's record of exchanges in outer steps whose mean was not finite, and was not applied.
+
+    ``Refusals.state_dict`` returns this state.
+
+    Attributes:
+        skipped: number of exchanges so far whose mean was not applied.
+        counted_from: number of the first round that may appear in ``on_end``: 0, or the round in which gravac last
+            raised an error because ``on_end`` was too long.
+        on_end: numbers of the newest consecutive rounds in which no mean was applied.
+        refused: numbers of the newest few rounds in which at least one mean was not applied.
+        verdicts: an entry ``(round, applied)`` for each round that has not been counted yet. ``round`` is the round's
+            number; ``applied`` has a bool for each mean that has arrived: whether the mean was applied.
+    """
+
+    skipped: Count
+    counted_from: Count
+    on_end: tuple[Count, ...]
+    refused: tuple[Count, ...]
+    verdicts: tuple[tuple[Count, tuple[bool, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterState:
+    """The state of outer steps, as ``RoundState.dump`` returns it; ``RoundState`` explains the fields."""
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    phase: Literal["timing", "undecided", "decided"]
+    ended: Count
+    steps: Count
+    in_round: Count
+    every: Count
+    delay: Count
+    shares: SharesState | None
+    fragments: tuple[FragmentState, ...]
+    buffers: BuffersState
+    optimizer: dict[str, Any]
+    inner: tuple[dict[str, Any], ...]
+    refusals: RefusalsState
 
 
 def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
@@ -42,7 +137,7 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     Raises:
         SettingsError: the state does not fit; the message has the path of the field that is wrong.
     """
-    state = validate(OuterState, dumped, "outer")
+    state = load_fields(OuterState, dumped, "outer")
     saved_names = [[*fragment.anchors] for fragment in state.fragments]
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
