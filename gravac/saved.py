@@ -80,7 +80,7 @@ def _equal(given: Any, loaded: Any) -> bool:
         return False
     if isinstance(given, (int, float)) and isinstance(loaded, (int, float)):
         return given == loaded or (math.isnan(given) and math.isnan(loaded))
-    return type(given) is type(loaded) and bool(given == loaded)
+    return bool(given == loaded)
 
 
 def joined(path: str, key: object) -> str:

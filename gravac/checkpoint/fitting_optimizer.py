@@ -96,7 +96,7 @@ def _check_entry(path: str, name: str, entry: Any, parameter: torch.Tensor | Non
         return
     try:
         require_dense(entry)
-        if name in PARAMETER_SHAPED or name == "step" or entry.is_floating_point():
+        if name in PARAMETER_SHAPED or entry.is_floating_point():
             require_finite(entry)
     except ValueError as error:
         raise SettingsError(f"{path}: is {describe(entry)}; {error}; {STATE_REMEDY}") from None

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gravac import SettingsError, Static, checkpoint, quantize
+from gravac.checkpoint.fitting_optimizer import check_optimizer
 from gravac.modes.outer.sgd import OuterSGD
 from tests.checkpoint.mutations import same, spoilt
 from tests.outer.by_hand import OuterByHand
@@ -197,3 +198,44 @@ def test_sgd_without_state_is_loaded() -> None:
     ranks.outer[0].load_state_dict(
         Ranks(1, inner=SGD, make=network, every=2, **FOUR_BITS).train(2).outer[0].state_dict()
     )
+
+
+@pytest.mark.parametrize("step", [0, 0.0, torch.tensor(0.0), torch.tensor([3.0]), torch.tensor(2**24)])
+def test_an_optimizer_may_have_made_any_number_of_steps(step: Any) -> None:
+    check_optimizer("o", saved_adam(step=step), adam())
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"step": -1}, "o/state/0/step: is -1; it should be a number of steps, 0 or more"),
+        ({"step": "5"}, "o/state/0/step: is '5'; it should be a number of steps, 0 or more"),
+        ({"step": torch.tensor(-1.0)}, "o/state/0/step: is float32 of shape .*; it should be one number of steps"),
+        ({"step": torch.ones(2)}, "o/state/0/step: is float32 of shape .*; it should be one number of steps"),
+        ({"step": torch.tensor(torch.inf)}, "o/state/0/step: .* not finite"),
+        ({"exp_avg": None}, "o/state/0/exp_avg: is None; it should be a tensor"),
+        ({"exp_avg": torch.ones(3, 2)}, r"o/state/0/exp_avg: has shape \(3, 2\); it should have \(2, 3\)"),
+        ({"exp_avg": torch.ones(2, 3).to_sparse()}, "o/state/0/exp_avg: .* it should be a dense tensor"),
+        ({"exp_avg": torch.full((2, 3), torch.nan)}, "o/state/0/exp_avg: .* 6 of its 6 elements are not finite"),
+        ({"more": torch.tensor(torch.nan)}, "o/state/0/more: .* not finite"),
+        ({"max_exp_avg_sq": torch.ones(2, 3)}, "o/state/1/max_exp_avg_sq: the entry is missing"),
+    ],
+)
+def test_what_does_not_fit_a_parameter_is_named(entries: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{said}"):
+        check_optimizer("o", saved_adam(**entries), adam())
+
+
+def adam() -> torch.optim.Optimizer:
+    return torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(4))])
+
+
+def saved_adam(**entries: Any) -> dict[str, Any]:
+    """Return the state of an optimizer that has made a step, with some entries of its first parameter changed."""
+    optimizer = adam()
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0].update(entries)
+    return state
