@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a run on one rank, which steps read and change; a checkpoint is its dump (``gravac.saved``)."""
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
@@ -99,10 +100,10 @@ def _check_loss_scale(scale: Any) -> Any:
 
 
 def _check_layout(layout: Groups) -> Groups:
-    names = [name for group in layout for name in group]
-    repeated_names = [name for name in names if names.count(name) > 1] if len(names) > len({*names}) else []
-    if repeated_names:
-        raise ValueError(f"it should have each parameter once, but has {repeated_names[0]!r} more than once")
+    counts = Counter(name for group in layout for name in group)
+    for name, count in counts.most_common(1):
+        if count > 1:
+            raise ValueError(f"it should have each parameter once, but has {name!r} {count} times")
     return layout
 
 
