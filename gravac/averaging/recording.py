@@ -54,8 +54,7 @@ class StepRecording:
         sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
         verdicts: results of the checks that gradients are finite on every rank; each check is for some of the tensors.
         inverse_drift: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
-        emptied: names of the tensors that were sent dense, so that their residuals are zero if all gradients were
-            finite; empty if the host knows whether they were, and has dropped these residuals itself.
+        emptied: names of the tensors whose residuals are zero if all gradients were finite, see ``Residuals.emptied``.
         payload_bytes: bytes that this rank handed to collectives.
         wire_bytes: bytes that this rank sent.
         dense_wire_bytes: bytes that a dense float32 all-reduce would have sent.

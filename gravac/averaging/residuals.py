@@ -39,12 +39,15 @@ class Residuals:
         checks_group_means: whether the residuals of a group stay unchanged, bit for bit, if a mean of the group is not
             finite; for outer steps. Groups are then committed one by one, even with overflow safety.
         host_looks: whether the host may read tensors.
+        emptied: names of the parameters whose residuals the device has overwritten with zeros since the set was last
+            cleared, if gradients were finite. The host does not know whether they were.
     """
 
     def __init__(self, overflow_safety: bool | None = None) -> None:
         self.by_name: dict[str, torch.Tensor] = {}
         self.checks_group_means = False
         self.host_looks = True
+        self.emptied: set[str] = set()
         self._overflow_safety = overflow_safety
         self._pending: dict[str, torch.Tensor | None] = {}
         self._added_in_place: set[str] = set()
@@ -129,6 +132,7 @@ class Residuals:
             torch.where(finite, unsent, residual, out=residual)
         elif residual is not None:
             residual.masked_fill_(finite, 0.0)
+            self.emptied.add(name)
         elif unsent is not None:
             self.by_name[name] = unsent.masked_fill_(~finite, 0.0)
 
@@ -141,8 +145,8 @@ class Residuals:
 
     def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
         """Replace all residuals by copies of saved ones: flat tensors, by parameter name."""
-        self._pending.clear()
-        self._added_in_place.clear()
+        for names in (self._pending, self._added_in_place, self.emptied):
+            names.clear()
         replace_entries(self.by_name, {name: residual.clone() for name, residual in residuals.items()})
 
     def to_device(self, device: torch.device) -> None:
@@ -150,7 +154,7 @@ class Residuals:
         replace_entries(self.by_name, {name: residual.to(device) for name, residual in self.by_name.items()})
 
     def drop(self, names: Iterable[str]) -> None:
-        """Drop the residuals of some parameters, given by name; called when they are zero on all ranks."""
+        """Drop the residuals of some parameters, given by name; called when they are known to be zero."""
         for name in names:
             self.by_name.pop(name, None)
 

@@ -670,8 +670,8 @@ class Engine:
         measurement.close(self.executor)
         self._last_measurement = None if measurement.candidate.mode == "native" else measurement
         state.totals.add(measurement)
-        if not self.schedule.host_looks:
-            measurement.emptied = [*filter(self._plan.sends_all, self.averager.residuals.by_name)]
+        measurement.emptied = tuple(self.averager.residuals.emptied)
+        self.averager.residuals.emptied.clear()
         state.pending.append(measurement)
         self.schedule.step_ends(state.step)
         state.step += 1
@@ -697,7 +697,7 @@ class Engine:
     def _observe(self, local: StepRecording, sums_over_ranks: list[list[float]]) -> None:
         """Let the controller decide by a step's measurement that the ranks agreed on.
 
-        Also drop residuals that are zero, because the step sent their tensors dense and all gradients were finite.
+        Also drop residuals that are zero, because the step sent them whole and all gradients were finite.
 
         Args:
             local: this rank's measurement of the step.
@@ -707,5 +707,5 @@ class Engine:
         assert local.own is not None
         agreed_step = agreed(local.own, sums_over_ranks, world, self.deciding.samples(world))
         if local.emptied and math.isfinite(agreed_step.error) and local.step >= self._last_change_step:
-            self.averager.residuals.drop(filter(self._plan.sends_all, local.emptied))
+            self.averager.residuals.drop(local.emptied)
         self.deciding.observe(self.state, agreed_step, local)

@@ -280,6 +280,22 @@ def test_a_dense_step_sends_the_whole_residual(host_looks: bool) -> None:
     assert not any(averager.residuals.by_name for averager in world.averagers)
 
 
+@pytest.mark.parametrize("host_looks", [True, False])
+def test_a_parameter_that_dense_steps_leave_out_keeps_its_residual(host_looks: bool) -> None:
+    """No gradient, no exchange: nothing of its residual was sent, though all that was sent was dense."""
+    world = World(host_looks=host_looks, ranks=2)
+    for step in range(5):
+        world.step(gradients(2, step), 200.0, step, LAYOUTS[0])
+    kept = world.kept("linear")
+    for step in range(5, 12):
+        world.step(gradients(2, step), None, step, [["conv", "bias", "tiny"]])
+    assert all([*averager.residuals.by_name] == ["linear"] for averager in world.averagers)
+    assert torch.equal(world.kept("linear"), kept)
+    mean = sum(one["linear"].double() for one in gradients(2, 12)) / 2
+    (out, _) = world.step(gradients(2, 12), None, 12, LAYOUTS[0])
+    assert torch.allclose(out["linear"].double().view(-1), mean.view(-1) + kept, atol=1e-5)
+
+
 def test_ranks_that_differ_in_what_they_keep_still_ask_for_the_same() -> None:
     world = World(ranks=2)
     world.step(gradients(2, 0), 200.0, 0, LAYOUTS[0])
