@@ -30,19 +30,6 @@ class Factors:
             {name: _cf(candidate) for name, candidate in decision.tensors},
         )
 
-    def of_tensor(self, name: str) -> float | None:
-        """Return the CF of a tensor; ``None`` if the tensor is sent dense."""
-        return self.cfs.get(name, self.cf)
-
-    def fell(self, previous: "Factors", name: str) -> bool:
-        """True if a tensor's CF is lower than in ``previous``; dense counts as lower than any CF.
-
-        Args:
-            previous: the factors before these.
-            name: the tensor's name.
-        """
-        return (self.of_tensor(name) or 0.0) < (previous.of_tensor(name) or 0.0)
-
 
 def _cf(candidate: Candidate) -> float | None:
     """Return a candidate's factor; ``None`` if it is dense, in any number format."""
