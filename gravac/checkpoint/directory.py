@@ -59,7 +59,7 @@ class Manifest:
     version: int
     world: PositiveCount
     step: Count
-    folder: Annotated[str, Field(pattern=r"^gravac-step[0-9]+-[0-9a-f]{8}\z")]
+    folder: Annotated[str, Field(pattern=rf"^{FOLDER_PATTERN.pattern}\z")]
     sha256: tuple[str, ...]
 
 
