@@ -22,7 +22,7 @@ from gravac.attaching import (
     refuse_unequal_ranks,
 )
 from gravac.checkpoint.ranks import Ranks
-from gravac.exchange.executor import Number
+from gravac.exchange.reading import Number
 from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.probe import ProbeLoss
 from gravac.modes.replicas import ReplicaGroup, ReplicaGuard
@@ -257,7 +257,7 @@ class ModelConnection:
 
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
         """Return a function without arguments that returns the scaler's present scale; ``None`` without a scaler."""
-        return None if scaler is None else scale_of(scaler, as_tensor=not self._engine.schedule.host_looks)
+        return None if scaler is None else scale_of(scaler, as_tensor=self._engine.executor.lag > 0)
 
     def _guard(
         self, parameters: Callable[[], Mapping[str, torch.Tensor]], optimizers: Sequence[torch.optim.Optimizer]

@@ -129,7 +129,7 @@ def _exchange_tensors(
             flat_gradient = xs[rank].reshape(-1).clone()
             gradients_and_copies.append((xs[rank], flat_gradient))
             rounds.append(compressor.rounds(flat_gradient, cf, contexts[rank]))
-        rounds_by_rank.append(fuse(rounds, finite=True))
+        rounds_by_rank.append(fuse(rounds))
     outcome_by_rank = memory.run(rounds_by_rank, ledger_by_rank)
     assert all(torch.equal(flat_gradient, x.reshape(-1)) for x, flat_gradient in gradients_and_copies), (
         "the compressor changed the gradient x; rounds() must leave x as it is"

@@ -4,12 +4,11 @@
 
 A compressor selects what to send tensor by tensor; a group of tensors is exchanged together. What is sent therefore
 does not depend on how a framework assigns tensors to buckets. Residuals are kept by the tensors' names. Tensors that
-are small or have one dimension are averaged dense. No function in this file reads the tensors' numbers: the executor's
-``judge`` reads whether all gradients of a group were finite, or leaves the answer on the device.
+are small or have one dimension are averaged dense. No function in this file reads the tensors' numbers: ``Reads`` says
+whether the host may read if all gradients of a group were finite, or leaves that to the device.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +26,9 @@ from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, energy
 from gravac.compressors.dense import Dense, divide, divides_first
 from gravac.compressors.squares import all_finite
-from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both_true
+from gravac.exchange.executor import Executor, Job, Round, everywhere
 from gravac.exchange.fuse import fuse
+from gravac.exchange.reading import AT_ONCE, Finite, Number, Reads, both
 
 
 @dataclass(eq=False, repr=False)
@@ -70,9 +70,6 @@ class Averager:
     recording: StepRecording = field(init=False)
     _cached_choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
     _executor: Executor | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._adapt_to_executor(bool, finite_in_all_shards=lambda finite: finite, host_looks=True)
 
     # predictions and plans
 
@@ -190,31 +187,13 @@ class Averager:
         self.recording = recording
         if executor is not None and executor is not self._executor:
             self._executor = executor
-            self._adapt_to_executor(executor.judge, executor.everywhere, executor.host_looks)
+            for reader in (self.residuals, self.memory, self.diagnostics):
+                reader.reads = executor
 
-    def _adapt_to_executor(
-        self,
-        judge: Callable[[torch.Tensor], Verdict],
-        finite_in_all_shards: Callable[[Verdict], Verdict],
-        host_looks: bool,
-    ) -> None:
-        """Set what depends on the executor: how to check whether gradients are finite, and how to batch tensors.
-
-        If the host must not read tensors, as on a GPU, kernel launches cost most. Tensors of any size are then
-        compressed in batches.
-
-        Args:
-            judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
-                read it.
-            finite_in_all_shards: function that combines verdicts of ranks that hold different shards of the model. It
-                gets whether all gradients were finite on the ranks that average with this rank. It returns whether all
-                gradients were finite on all ranks that hold the model.
-            host_looks: whether the host may read tensors.
-        """
-        self._judge = judge
-        self._finite_in_all_shards: Callable[[Verdict], Verdict] = finite_in_all_shards
-        self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
-        self.residuals.host_looks = host_looks
+    @property
+    def reads(self) -> Reads:
+        """When the host may read numbers: as the executor says; at once without an executor."""
+        return AT_ONCE if self._executor is None else self._executor
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -246,20 +225,17 @@ class Averager:
         for tensor_holder in (self.residuals, self.memory, self.diagnostics):
             tensor_holder.to_device(device)
 
-    def commit(self, finite_in_all_shards: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
+    def commit(self, finite: Finite = None) -> None:
         """End a step: store the changed residuals and the changed memory of compressors.
 
         With overflow safety, drop the changes if any gradient of the step was not finite.
 
         Args:
-            finite_in_all_shards: function that combines verdicts of ranks that hold different shards of the model. It
-                gets whether all gradients were finite on the ranks that average with this rank. It returns whether all
-                gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
-                all ranks that hold the model.
+            finite: whether all gradients of the step were finite on the ranks that hold other shards of the model.
         """
-        finite = finite_in_all_shards(self.recording.finite) if self.residuals.wait_for_step else True
-        self.residuals.commit(finite)
-        self.memory.commit(finite)
+        step_finite = both(self.recording.finite, finite) if self.residuals.wait_for_step else None
+        self.residuals.commit(step_finite)
+        self.memory.commit(step_finite)
         self.diagnostics.commit()
 
     def rescale(self, factor: Number) -> None:
@@ -268,8 +244,8 @@ class Averager:
         self.diagnostics.rescale(factor)
 
     def average(
-        self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None = None, inputs_finite: Verdict = True
-    ) -> Job:
+        self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None = None, inputs_finite: Finite = None
+    ) -> Job[Finite]:
         """Average one group of tensors, in place: return a job, a generator that yields lists of collectives.
 
         If any rank's gradient was not finite, every rank gets NaN in all tensors of the group, and its residuals do not
@@ -280,14 +256,16 @@ class Averager:
             plan: plan of the step, the same on every rank.
             buffer: flat tensor, ``[elements]``, of which the pieces are consecutive views without gaps; ``None`` if
                 there is none.
-            inputs_finite: whether all inputs from which this rank computed the pieces are finite: a bool, or a 0-d bool
-                tensor; True if the caller does not know.
+            inputs_finite: whether all inputs from which this rank computed the pieces are finite.
+
+        Returns:
+            Job that returns whether all gradients were finite; in outer steps, whether all means are.
         """
         self.recording.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
             self.diagnostics.sums.clear()
         else:
-            finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
+            finite = all_finite([energy(piece.flat) for piece in pieces])
             compressible = [piece for piece in pieces if self._may_compress(piece)]
             self.diagnostics.add_gradients(compressible, plan, finite, self.recording)
         return (
@@ -298,7 +276,7 @@ class Averager:
 
     # compressed
 
-    def _compressed(self, pieces: Sequence[Piece], plan: Plan, inputs_finite: Verdict) -> Job:
+    def _compressed(self, pieces: Sequence[Piece], plan: Plan, inputs_finite: Finite) -> Job[Finite]:
         """Average a group in which at least one tensor may be compressed.
 
         1. Merge tensors to batches.
@@ -307,22 +285,23 @@ class Averager:
         4. Store residuals, and overwrite gradients with their means.
         """
         batches = merge_batches([self._batch(piece, plan) for piece in pieces])
-        finite = fold_in(batches, self.residuals, self._judge, inputs_finite)
+        finite = fold_in(batches, self.residuals, self.reads, inputs_finite)
         generators = [batch.rounds(self._context_of_batch(batch, plan)) for batch in batches]
-        outcome = yield from fuse(generators, finite, self._judge)
-        verdict: Verdict = False if outcome is None else outcome.finite
         checks_group_means = self.residuals.checks_group_means
+        one_round = self.one_round(plan) and not self._asks_other_shards
+        outcome = yield from fuse(generators, finite, self.reads, one_round)
+        finite = torch.zeros((), dtype=torch.bool, device=pieces[0].flat.device) if outcome is None else outcome.finite
         if outcome is not None:
             self._count_energies(batches, outcome.reduced)
         if checks_group_means:  # a sum may overflow, so the means are checked before residuals are stored
             if outcome is not None:
                 for batch, reduced in zip(batches, outcome.reduced, strict=True):
                     batch.write(reduced.mean, torch.empty_like(batch.x))
-                verdict = both_true(verdict, self._judge(all_elements_finite([piece.flat for piece in pieces])))
-            verdict = self._finite_in_all_shards(verdict)
-        if outcome is None or verdict is False:
+                finite = both(finite, all_elements_finite([piece.flat for piece in pieces]))
+            finite = yield from everywhere(self._executor, finite)
+        if outcome is None or self.reads.known(finite) is False:
             self._discard_group(pieces)
-            return
+            return self._end_group(pieces, finite)
         for batch, reduced in zip(batches, outcome.reduced, strict=True):
             if batch.changes_residuals:
                 rest = unsent_rest(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
@@ -330,9 +309,7 @@ class Averager:
                     self.residuals.pend(name, rest)
             if not checks_group_means:
                 batch.write(reduced.mean, batch.x)
-        self._commit_group(pieces, verdict)
-        if isinstance(verdict, torch.Tensor):
-            self._discard_group_on_device(pieces, verdict)
+        return self._end_group(pieces, finite)
 
     def _batch(self, piece: Piece, plan: Plan) -> Batch:
         """Return a batch of one tensor, with a key: batches whose keys are equal may be merged.
@@ -342,7 +319,8 @@ class Averager:
         """
         compressible = piece.flat.numel() > 0 and self._may_compress(piece)
         choice, elements = plan.of(piece.name, compressible), piece.flat.numel()
-        is_separate = choice.strength > 0 or (compressible and plan.shadow_cfs) or elements > self._max_joined_elements
+        is_large = elements > MAX_JOINED_ELEMENTS and piece.flat.is_cpu  # on a GPU, kernel launches cost most
+        is_separate = choice.strength > 0 or (compressible and plan.shadow_cfs) or is_large
         if choice.profile.pad_multiple and not is_separate:
             merge_key = (choice.compresses, choice.cf, piece.flat.dtype)
             return Batch([piece], choice, merge_key, choice.profile.pad_multiple)
@@ -378,14 +356,34 @@ class Averager:
         self.recording.energies.append(summed(energies))
         self.recording.errors.append(summed(errors))
 
-    def _commit_group(self, pieces: Sequence[Piece], finite: Verdict) -> None:
-        """Commit a group's residuals after its exchange, unless they wait for the end of the step."""
+    @property
+    def _asks_other_shards(self) -> bool:
+        """True if averaging a group ends with a collective over the ranks that hold other shards of the model."""
+        executor = self._executor
+        return self.residuals.checks_group_means and executor is not None and executor.agree_world > executor.world
+
+    def _end_group(self, pieces: Sequence[Piece], finite: Finite) -> Finite:
+        """End the exchange of a group; return ``finite``, whether its gradients were finite on all ranks.
+
+        Commit the group's residuals, unless they wait for the end of the step, and overwrite its means with NaN if
+        they were not finite.
+        """
         if not self.residuals.wait_for_step:
             self.residuals.commit(finite, (piece.name for piece in pieces))
+            self.memory.keep_if(finite, (piece.name for piece in pieces))
+        self.reads.spoil(finite, [piece.flat for piece in pieces])
+        if finite is not None:
+            self.recording.verdicts.append(finite)
+        return finite
+
+    def _discard_group(self, pieces: Sequence[Piece]) -> None:
+        """Restore a group's residuals, since some rank's gradient was not finite."""
+        for piece in pieces:
+            self.residuals.undo(piece.name, piece.flat)
 
     # dense: as plain DDP does, without a copy if the tensors are contiguous in one buffer and have no residuals
 
-    def _average_dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job:
+    def _average_dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job[Finite]:
         """Average a group dense, by one all-reduce; the sum is finite only if every rank's gradient was finite.
 
         Residuals from earlier compressed steps are added first. A rank may have residuals that another rank lacks.
@@ -400,33 +398,34 @@ class Averager:
         else:
             flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
-        finite: Verdict = True
-        if has_residuals or self.residuals.wait_for_step:
-            finite = self._judge(all_finite([energy(flat)]))
-            if finite is False:
-                self._discard_group(pieces)
-                return
+        finite: Finite = None
+        if has_residuals or self.residuals.wait_for_step or self.residuals.checks_group_means:
+            finite = all_finite([energy(flat)])
+        if self.residuals.checks_group_means:
+            finite = yield from everywhere(self._executor, finite)
+        if self.reads.known(finite) is False:
+            self._discard_group(pieces)
+            return self._end_group(pieces, finite)
         for piece, x in zip(pieces, gradients_with_residuals, strict=False):
             if x is not piece.flat:
                 self.residuals.pend(piece.name, None)
-        self._commit_group(pieces, finite)
         if flat is not buffer:
             for piece, mean in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(mean)
-        if isinstance(finite, torch.Tensor):
-            self._discard_group_on_device(pieces, finite)
+        return self._end_group(pieces, finite)
 
-    def _dense_mean(self, flat: torch.Tensor, wire_dtype: torch.dtype) -> Returning[torch.Tensor]:
+    def _dense_mean(self, flat: torch.Tensor, wire_dtype: torch.dtype) -> Job[torch.Tensor]:
         """Return a flat tensor's mean over the ranks, summed in ``wire_dtype``. May overwrite ``flat``."""
+        is_last = not self._asks_other_shards
         if wire_dtype == flat.dtype:
             divides_before_sum = divides_first(self.world, wire_dtype)
             if divides_before_sum:
                 flat.mul_(1 / self.world)
-            (flat,) = yield [AllReduce(flat)]
+            (flat,) = yield Round([AllReduce(flat)], is_last)
             if not divides_before_sum:
                 flat.mul_(1 / self.world)
         else:
-            (total,) = yield [AllReduce(divide(flat, self.world, wire_dtype))]
+            (total,) = yield Round([AllReduce(divide(flat, self.world, wire_dtype))], is_last)
             flat.copy_(total)
         return flat
 
@@ -436,13 +435,14 @@ class Averager:
         Return ``[]`` if the host knows that a gradient is not finite.
         """
         energies = [energy(piece.flat) for piece in pieces]
-        finite = self._judge(all_finite(energies))
-        if finite is False:
+        finite = all_finite(energies)
+        known_finite = self.reads.known(finite)
+        if known_finite is False:
             return []
         gradients_with_residuals: list[torch.Tensor] = []
         for piece, gradient_energy in zip(pieces, energies, strict=True):
             x = self.residuals.added_to(piece.name, piece.flat, keeps_unsent=False)
-            finite_sum = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
+            finite_sum = x if known_finite else self.reads.choose(finite, x, torch.zeros_like(x))
             self._evaluate_shadow_cfs(piece, finite_sum, plan, self._context(piece, plan, 0.0))
             self.recording.energies.append(
                 (gradient_energy if finite_sum is piece.flat else energy(finite_sum)).double()
@@ -483,25 +483,3 @@ class Averager:
         """Compute the compression error of a tensor, flat x, at each shadow CF of a plan, if it may be compressed."""
         if plan.shadow_cfs and self._may_compress(piece):
             evaluate_shadow_cfs(piece, x, self.base, plan, context, self.recording)
-
-    def _discard_group(self, pieces: Sequence[Piece]) -> None:
-        """Restore a group's residuals, and overwrite its gradients with NaN: some rank's gradient was not finite."""
-        self.recording.verdicts.append(False)
-        for piece in pieces:
-            self.residuals.undo(piece.name, piece.flat)
-        self.memory.undo(piece.name for piece in pieces)
-        for piece in pieces:
-            piece.flat.fill_(float("nan"))
-
-    def _discard_group_on_device(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
-        """Unless ``finite``, overwrite a group's gradients with NaN, and undo the changes to compressors' memory.
-
-        ``finite`` is a 0-d bool tensor that only the device reads: whether all gradients of the group were finite.
-        """
-        if not self.residuals.wait_for_step:
-            self.memory.undo_on_device((piece.name for piece in pieces), finite)
-        one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0
-        for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):
-            same_dtype_flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]
-            torch._foreach_mul_(same_dtype_flats, one_or_nan.to(dtype))
-        self.recording.verdicts.append(finite)

@@ -15,7 +15,7 @@ from gravac.averaging.recording import StepRecording
 from gravac.averaging.residuals import replace_entries
 from gravac.compressors.base import Compressor, Context, energy
 from gravac.compressors.dtypes import working
-from gravac.exchange.executor import Number, Verdict, choose
+from gravac.exchange.reading import AT_ONCE, Finite, Number, Reads
 
 
 class Diagnostics:
@@ -25,33 +25,34 @@ class Diagnostics:
         sums: sum of each parameter's gradients, by parameter name, over the steps since the last report of the sums;
             before the first report, over the steps since the sums were first asked for. Flat, ``[elements]``, float32
             (float64 for float64 gradients).
+        reads: when the host may read whether gradients are finite.
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
+        self.reads: Reads = AT_ONCE
         self._reported_sums: list[torch.Tensor] = []
 
-    def add_gradients(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: StepRecording) -> None:
+    def add_gradients(self, pieces: Sequence[Piece], plan: Plan, finite: Finite, recording: StepRecording) -> None:
         """Add a step's gradients to their sums, if they are finite; report and drop the sums if the plan says so.
 
         Args:
             pieces: gradients of the parameters that may be compressed.
             plan: plan of the step; ``plan.sums`` is ``"add"``, or ``"report"``: the sums are then reported and dropped.
-            finite: whether all gradients that this rank sends together with these are finite: a bool, or a 0-d bool
-                tensor that only the device reads.
-            measurement: measurement of the step; a report writes the squared norm of each sum into
-                ``measurement.norms``.
+            finite: whether all gradients that this rank sends together with these are finite.
+            recording: record of the step; a report writes the squared norm of each sum into ``recording.norms``.
         """
+        known_finite = self.reads.known(finite)
         for piece in pieces:
             gradient_sum = self.sums.pop(piece.name, None)
             if gradient_sum is None:
                 gradient_sum = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
-            if finite is not False:
+            if known_finite is not False:
                 gradient_sum.add_(
-                    piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat))
+                    piece.flat if known_finite else self.reads.choose(finite, piece.flat, torch.zeros_like(piece.flat))
                 )
             if plan.sums == "report":
-                measurement.norms[piece.name] = energy(gradient_sum)
+                recording.norms[piece.name] = energy(gradient_sum)
                 self._reported_sums.append(gradient_sum)  # kept until ``commit``: a stream may read it
             else:
                 self.sums[piece.name] = gradient_sum
@@ -71,7 +72,7 @@ class Diagnostics:
 
 
 def evaluate_shadow_cfs(
-    piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: StepRecording
+    piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, recording: StepRecording
 ) -> None:
     """Compute the compression error of a tensor at each CF in ``plan.shadow_cfs``, without sending anything.
 
@@ -84,10 +85,10 @@ def evaluate_shadow_cfs(
         base: the compressor whose errors are computed.
         plan: plan of the step; ``plan.shadow_cfs`` has the CFs.
         context: facts about the tensor, for the compressor: name, shape, step, seed, and so on.
-        measurement: measurement of the step; the squared error at each CF, 0-d, is appended to its ``shadow_errors``.
+        recording: record of the step; the squared error at each CF, 0-d, is appended to its ``shadow_errors``.
     """
     choice = plan.of(piece.name)
     cfs_in_use = (choice.cf,) if choice.compresses else ()
     cfs = sorted({*plan.shadow_cfs, *cfs_in_use})
     error_by_cf = dict(zip(cfs, base.errors(x, cfs, context), strict=True))
-    measurement.shadow_errors.append([error_by_cf[cf].double() for cf in plan.shadow_cfs])
+    recording.shadow_errors.append([error_by_cf[cf].double() for cf in plan.shadow_cfs])

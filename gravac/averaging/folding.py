@@ -5,7 +5,7 @@
 Compressors get zeros if any gradient is not finite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -14,15 +14,10 @@ from gravac.averaging.norms import energies_of
 from gravac.averaging.residuals import Residuals
 from gravac.compressors.dtypes import working
 from gravac.compressors.squares import all_finite, energy
-from gravac.exchange.executor import Verdict, both_true
+from gravac.exchange.reading import Finite, Reads, both
 
 
-def fold_in(
-    batches: Sequence[Batch],
-    residuals: Residuals,
-    judge: Callable[[torch.Tensor], Verdict],
-    inputs_finite: Verdict,
-) -> Verdict:
+def fold_in(batches: Sequence[Batch], residuals: Residuals, reads: Reads, inputs_finite: Finite) -> Finite:
     """Check whether gradients are finite, and add residuals to them.
 
     1. Take each batch that has no residuals and keeps none: concatenate its gradients, and sum their squares.
@@ -33,13 +28,11 @@ def fold_in(
         batches: all tensors of the group, in batches; each batch's x (flat) is set, and zero if any gradient is not
             finite.
         residuals: the residuals of this rank.
-        judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
-            read it.
-        inputs_finite: whether all inputs from which the gradients were computed are finite; True if the caller does not
-            know.
+        reads: when the host may read whether gradients are finite.
+        inputs_finite: whether all inputs from which the gradients were computed are finite.
 
     Returns:
-        Whether ``inputs_finite`` is true and all gradients are finite: a bool, or a 0-d bool tensor.
+        Whether all inputs and all gradients are finite.
     """
     energies: list[torch.Tensor] = []
     for batch in batches:
@@ -50,10 +43,10 @@ def fold_in(
             batch.x = joined_gradients.to(working(joined_gradients.dtype))
             batch.energy = energy(batch.x)
             energies.append(batch.energy)
-    finite = both_true(inputs_finite, judge(all_finite(energies)) if energies else True)
-    not_finite = not finite if isinstance(finite, bool) else ~finite
+    finite = both(inputs_finite, all_finite(energies) if energies else None)
+    known_finite = reads.known(finite)
     for batch in batches:
-        if not_finite is True:
+        if known_finite is False:
             flat = batch.pieces[0].flat
             batch.x = flat.new_zeros(sum(batch.lengths), dtype=working(flat.dtype))
             batch.energy = None
@@ -61,7 +54,7 @@ def fold_in(
         if batch.energy is None:
             batch.changes_residuals, keeps_unsent = True, batch.choice.strength > 0
             batch.x = batch.join([residuals.added_to(piece.name, piece.flat, keeps_unsent) for piece in batch.pieces])
-        if isinstance(not_finite, torch.Tensor):
+        if known_finite is None and finite is not None:
             # x may be the gradient itself, which the mean will overwrite anyway
-            batch.x.masked_fill_(not_finite, 0.0)
+            batch.x.masked_fill_(~finite, 0.0)
     return finite

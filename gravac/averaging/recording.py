@@ -19,7 +19,8 @@ import torch
 
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.exchange.executor import Executor, Mark, Number, Verdict
+from gravac.exchange.executor import Executor, Mark
+from gravac.exchange.reading import Finite, Number
 from gravac.measurement import Measurement
 
 
@@ -52,7 +53,8 @@ class StepRecording:
         elements: number of elements of all tensors.
         compressed: number of elements of the compressed tensors.
         sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
-        verdicts: results of the checks that gradients are finite on every rank; each check is for some of the tensors.
+        verdicts: results of the checks that gradients are finite on every rank, 0-d bool; each is for some of the
+            tensors.
         inverse_drift: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
         emptied: names of the tensors whose residuals are zero if all gradients were finite, see ``Residuals.emptied``.
         payload_bytes: bytes that this rank handed to collectives.
@@ -101,7 +103,7 @@ class StepRecording:
     elements: int = 0
     compressed: int = 0
     sent: float = 0.0
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[torch.Tensor] = field(default_factory=list)
     inverse_drift: Number = math.nan
     emptied: Sequence[str] = ()
     payload_bytes: int = 0
@@ -141,13 +143,11 @@ class StepRecording:
         return _total(self.energies)
 
     @property
-    def finite(self) -> Verdict:
-        """True if every gradient was finite, on every rank; a 0-d bool tensor if this is known on the device only."""
-        is_finite_on_host = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
-        device_verdicts = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
-        if not is_finite_on_host or not device_verdicts:
-            return is_finite_on_host
-        return device_verdicts[0] if len(device_verdicts) == 1 else torch.stack(device_verdicts).all()
+    def finite(self) -> Finite:
+        """Whether every gradient was finite, on every rank."""
+        if len(self.verdicts) < 2:
+            return self.verdicts[0] if self.verdicts else None
+        return torch.stack(self.verdicts).all()
 
     @property
     def achieved_cf(self) -> float:
@@ -163,21 +163,18 @@ class StepRecording:
 
     def open(self, executor: Executor) -> None:
         """Start to count the step's bytes and its seconds of coding and exchange; called when the step begins."""
-        self.payload_bytes, self.wire_bytes = -executor.ledger.payload_bytes, -executor.ledger.wire_bytes
         executor.spent()
 
     def close(self, executor: Executor) -> None:
         """Record the step's bytes, and the present moment as the end of the exchange; called when the step ends."""
         self.exchange_ended = executor.mark()
         self.ended = self.backward_ended if self.overlaps else self.exchange_ended
-        self.payload_bytes += executor.ledger.payload_bytes
-        self.wire_bytes += executor.ledger.wire_bytes
+        self.payload_bytes, self.wire_bytes, self.spent = executor.spent()
         self.dense_wire_bytes = self.steps * AllReduce.wire_bytes(4 * self.elements, executor.world)
         if self.candidate.mode == "native":  # torch sent these bytes, so the executor's ledger does not count them
             self.payload_bytes += self.steps * round(4 * self.elements / self.candidate.cf)
             step_wire_bytes = AllReduce.wire_bytes(round(4 * self.elements / self.candidate.cf), executor.world)
             self.wire_bytes += self.steps * step_wire_bytes
-        self.spent = executor.spent()
 
     @property
     def wire_ratio(self) -> float:
@@ -191,14 +188,15 @@ class StepRecording:
             self.shadow
         )
         norms = {name: self.norms[name] for name in sorted(self.norms)}
-        error, energy, finite, loss, probe, *further_numbers = executor.numbers(
-            [self.error, self.energy, self.finite, self.loss, self.probe, *shadow_errors, *norms.values()]
+        finite = self.finite
+        error = self.error if finite is None else torch.where(finite, self.error, math.nan)
+        error, energy, loss, probe, *further_numbers = executor.numbers(
+            [error, self.energy, self.loss, self.probe, *shadow_errors, *norms.values()]
         )
         shadow_errors, squared_norms = further_numbers[: len(shadow_errors)], further_numbers[len(shadow_errors) :]
-        self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
         numbers: dict[str, Any] = {
             "seconds": self.seconds / self.timed_steps,
-            "error": _if_finite(self.finite, error),
+            "error": error,
             "energy": energy,
             "shadow": tuple(zip(self.shadow, shadow_errors, strict=True)),
             "waited": self.waited / self.timed_steps,
@@ -269,15 +267,3 @@ def summed(squares: Sequence[torch.Tensor]) -> Number:
     if len(squares) == 1:
         return squares[0].double()
     return torch.stack([*squares]).double().sum() if squares else 0.0
-
-
-def _verdict(finite: Number | Verdict) -> Verdict:
-    """Return whether all gradients were finite: a float as a bool, a 0-d tensor unchanged."""
-    return finite if isinstance(finite, torch.Tensor) else bool(finite)
-
-
-def _if_finite(finite: Verdict, number: Number) -> Number:
-    """Return ``number`` if all gradients were finite, otherwise nan; a 0-d tensor if ``finite`` is a tensor."""
-    if isinstance(finite, bool):
-        return number if finite else math.nan
-    return torch.where(finite, number, math.nan)

@@ -21,7 +21,7 @@ import torch
 
 from gravac.compressors.dtypes import working
 from gravac.compressors.sparse import Addend
-from gravac.exchange.executor import Number, Verdict
+from gravac.exchange.reading import AT_ONCE, Finite, Number, Reads
 
 StoredT = TypeVar("StoredT")
 
@@ -38,7 +38,7 @@ class Residuals:
         by_name: residuals, flat, by parameter name; always the same dict, but its tensors may be replaced.
         checks_group_means: whether the residuals of a group stay unchanged, bit for bit, if a mean of the group is not
             finite; for outer steps. Groups are then committed one by one, even with overflow safety.
-        host_looks: whether the host may read tensors.
+        reads: when the host may read whether gradients were finite.
         emptied: names of the parameters whose residuals the device has overwritten with zeros since the set was last
             cleared, if gradients were finite. The host does not know whether they were.
     """
@@ -46,7 +46,7 @@ class Residuals:
     def __init__(self, overflow_safety: bool | None = None) -> None:
         self.by_name: dict[str, torch.Tensor] = {}
         self.checks_group_means = False
-        self.host_looks = True
+        self.reads: Reads = AT_ONCE
         self.emptied: set[str] = set()
         self._overflow_safety = overflow_safety
         self._pending: dict[str, torch.Tensor | None] = {}
@@ -80,10 +80,12 @@ class Residuals:
         dtype, residual = working(gradient.dtype), self.by_name.get(name)
         if residual is None:
             return gradient.to(dtype, copy=True) if keeps_unsent else gradient.to(dtype)
-        if self.host_looks and not self.wait_for_step and not self.checks_group_means:
+        if self.wait_for_step or self.checks_group_means:
+            return torch.add(residual, gradient)
+        x = self.reads.sum_in_place(residual, gradient)
+        if x is residual:
             self._added_in_place.add(name)
-            return residual.add_(gradient)
-        return torch.add(residual, gradient)
+        return x
 
     def pend(self, name: str, unsent: torch.Tensor | None) -> None:
         """Set the residual that a parameter will have when it is committed: flat; ``None``: it will have none."""
@@ -101,12 +103,11 @@ class Residuals:
             self._added_in_place.discard(name)
             self.by_name[name].sub_(gradient)
 
-    def commit(self, finite: Verdict, names: Iterable[str] | None = None) -> None:
+    def commit(self, finite: Finite, names: Iterable[str] | None = None) -> None:
         """Store pending residuals, or drop them unless gradients were finite.
 
         Args:
-            finite: whether the gradients were finite on every rank: a bool, or a 0-d bool tensor that only the device
-                reads.
+            finite: whether the gradients were finite on every rank.
             names: names of the parameters; ``None``: all that are pending.
         """
         for name in [*self._pending] if names is None else names:
@@ -114,27 +115,13 @@ class Residuals:
                 continue
             unsent = self._pending.pop(name)
             self._added_in_place.discard(name)
-            if isinstance(finite, torch.Tensor):
-                self._store_on_device(name, unsent, finite)
-            elif finite and unsent is None:
+            residual = self.reads.settle(finite, unsent, self.by_name.get(name))
+            if residual is None:
                 self.by_name.pop(name, None)
-            elif finite and unsent is not None:
-                self.by_name[name] = unsent
-
-    def _store_on_device(self, name: str, unsent: torch.Tensor | None, finite: torch.Tensor) -> None:
-        """Overwrite a residual with ``unsent``, or with zeros for ``None``, if ``finite``, a 0-d bool tensor, is true.
-
-        The residual's memory stays in use: memory that is freed within a step may be given to a stream while another
-        stream reads it.
-        """
-        residual = self.by_name.get(name)
-        if residual is not None and unsent is not None:
-            torch.where(finite, unsent, residual, out=residual)
-        elif residual is not None:
-            residual.masked_fill_(finite, 0.0)
-            self.emptied.add(name)
-        elif unsent is not None:
-            self.by_name[name] = unsent.masked_fill_(~finite, 0.0)
+                continue
+            self.by_name[name] = residual
+            if unsent is None:
+                self.emptied.add(name)
 
     # between steps
 

@@ -1,24 +1,26 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks agree on the measurement of a step, and at which points of later steps they sum their numbers.
+"""How ranks agree on the measurement of a step, by the sums of their numbers over the ranks.
 
 1. A step ends: its ``StepRecording`` is pending, that is, not summed over the ranks yet.
-2. ``read``: the host converts the measurement's squared norms and recorded times (events on a device) to numbers.
-3. ``send``: the ranks start to sum the numbers.
+2. ``read``: the host converts the recording's squared norms and moments (events on a device) to numbers.
+3. ``exchange``: a job sums the numbers over the ranks.
 4. ``observe``: the sums have arrived, and the engine decides by the sums.
 
-A schedule says when each of these happens. All ranks follow the same schedule.
+On a thread, the numbers of step t are summed in step t + 1, and the ranks decide by them when that step ends. On a
+GPU's streams, they are read before step t + 2, summed in step t + 2, and the ranks decide when step t + 3 begins. All
+ranks follow the same schedule.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
 
 from gravac.averaging.recording import StepRecording
 from gravac.engine.run_state import RunState
-from gravac.exchange.executor import Executor
+from gravac.exchange.executor import Executor, Job, sums_over_all
 from gravac.exchange.failures import ExchangeError
+from gravac.exchange.reading import HostCopy
 from gravac.measurement import vectors
 
 AGREEMENT_TEXT = "the ranks' agreement on an earlier step"
@@ -32,7 +34,7 @@ class Agreement:
     """Sums the pending measurements of a run over the ranks: those of steps that the ranks have not agreed on yet.
 
     Args:
-        executor: object that sums vectors over the ranks.
+        executor: object that runs the jobs.
         state: state of the run, with the pending measurements.
         observe: function that is called with each pending measurement and its sums, in the order of steps.
     """
@@ -40,137 +42,77 @@ class Agreement:
     def __init__(self, executor: Executor, state: RunState, observe: Observe) -> None:
         self.executor = executor
         self._state, self._observe = state, observe
-        self._in_flight: list[Any] = []
+        self._sent_count = 0  # number of pending measurements that are, or were, summed over the ranks
+        self._sums: list[list[HostCopy]] = []  # sums that have arrived, of each vector of each measurement
+
+    def catch_up(self) -> Job[None]:
+        """Read and observe what is due before the present step begins.
+
+        Numbers that are due, but not summed yet, are summed first: after a run was restored.
+        """
+        step, executor = self._state.step, self.executor
+        executor.catch_up()
+        self.read(step - 1 - executor.lag)
+        yield from self.exchange(step - executor.latency)
+        self.observe(step - executor.latency)
+
+    def exchange_due(self) -> Job[None]:
+        """Sum the numbers that are due in the present step, which has begun."""
+        yield from self.exchange(self._state.step + 1 - self.executor.latency)  # the step that the job runs in
+
+    def exchange_ended(self) -> Job[None]:
+        """Sum the numbers of all steps that have ended."""
+        self.executor.catch_up()
+        self.read(self._state.step)
+        yield from self.exchange(self._state.step)
+
+    def observe_due(self) -> None:
+        """Observe the sums that have arrived during a step, which ends, if the host may read them at once."""
+        if not self.executor.lag:
+            self.observe(self._state.step + 1 - self.executor.latency)
 
     def read(self, last_step: int) -> None:
-        """Convert squared norms and recorded times of pending measurements to numbers.
+        """Convert squared norms and moments of pending measurements to numbers.
 
         Args:
             last_step: number of the last step to convert; this step and all earlier ones have ended.
         """
-        for measurement in self._state.pending:
-            if measurement.step <= last_step and measurement.own is None:
-                measurement.read(self.executor)
+        for recording in self._state.pending:
+            if recording.step <= last_step and recording.own is None:
+                recording.read(self.executor)
 
-    def send(self, last_step: int) -> None:
-        """Start to sum the numbers of pending measurements up to ``last_step`` over the ranks."""
-        for measurement in self._state.pending[len(self._in_flight) :]:
-            if measurement.step > last_step:
-                return
-            assert measurement.own is not None
-            numbers, *norms = vectors(measurement.own)
-            self._state.totals.norm_bytes += sum(8 * len(vector) for vector in norms)
-            with named_failure(self._state, lambda: AGREEMENT_TEXT):
-                self._in_flight.append(self.executor.agree([numbers, *norms]))
+    def exchange(self, last_step: int) -> Job[None]:
+        """Sum the numbers of pending measurements up to ``last_step`` over the ranks."""
+        own_vectors = []
+        for recording in self._state.pending[self._sent_count :]:
+            if recording.step > last_step:
+                break
+            assert recording.own is not None
+            own_vectors.append(vectors(recording.own))
+            self._state.totals.norm_bytes += sum(8 * len(norms) for norms in own_vectors[-1][1:])
+        if not own_vectors:
+            return
+        self._sent_count += len(own_vectors)
+        with named_failure(self._state, lambda: AGREEMENT_TEXT):
+            sums = yield from sums_over_all(self.executor, [vector for step in own_vectors for vector in step])
+        remaining_sums = iter(sums)
+        self._sums += [[next(remaining_sums) for _ in step] for step in own_vectors]
 
     def observe(self, last_step: int) -> None:
-        """Wait for the sums of the steps up to ``last_step``, and let the engine decide by each of these steps.
+        """Let the engine decide by the sums of each step up to ``last_step``.
 
         For each step, the function ``observe`` that the constructor got is called with the measurement and its sums.
         """
-        while self._in_flight and self._state.pending[0].step <= last_step:
+        while self._sums and self._state.pending[0].step <= last_step:
             with named_failure(self._state, lambda: AGREEMENT_TEXT):
-                sums = self.executor.agreed(self._in_flight.pop(0))
+                sums = [total.read() for total in self._sums.pop(0)]
+            self._sent_count -= 1
             self._observe(self._state.pending.pop(0), sums)
 
-    def drop_in_flight(self) -> None:
-        """Drop sums in flight, so that their connections can close; no caller will wait for them."""
-        self._in_flight.clear()
-
-
-class AgreementSchedule(Protocol):
-    """Says when measurements are read (converted to numbers), sent (to be summed over the ranks) and observed.
-
-    The executor calls the three methods at fixed points of each step; each does what is due at that point.
-
-    Attributes:
-        host_looks: whether the host may read tensors' numbers within a step.
-    """
-
-    host_looks: bool
-
-    def before_step(self, step: int) -> None:
-        """Read the numbers of earlier steps if that is due before a step begins.
-
-        Called before ``step_begins``, in a call of the executor that does nothing else.
-
-        Args:
-            step: number of the step that will begin.
-        """
-
-    def step_begins(self, step: int) -> None:
-        """Send or observe the numbers of earlier steps, as far as that is due when a step begins.
-
-        Args:
-            step: number of the step that begins.
-        """
-
-    def step_ends(self, step: int) -> None:
-        """Read, send or observe numbers, as far as that is due when a step has ended and its measurement is pending.
-
-        Args:
-            step: number of the step that has ended.
-        """
-
-
-class HostSchedule:
-    """Schedule for a host that may wait for the device that computes the tensors, such as a CPU.
-
-    The numbers of step t are read when step t ends, and summed over the ranks in step t + 1. The ranks decide by the
-    sums when step t + 1 ends.
-    """
-
-    host_looks = True
-
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement, self._latency = agreement, agreement.executor.latency
-
-    def before_step(self, step: int) -> None:
-        """Do nothing: numbers of earlier steps were read when these steps ended."""
-
-    def step_begins(self, step: int) -> None:
-        """Start to sum the numbers of the previous step over the ranks."""
-        self._agreement.send(step + 1 - self._latency)
-
-    def step_ends(self, step: int) -> None:
-        """Convert the step's measurement to numbers, and decide by the sums of the previous step's numbers."""
-        self._agreement.read(step)
-        self._agreement.observe(step + 1 - self._latency)
-
-
-class DeviceSchedule:
-    """Schedule for a host that must not wait for the device that computes the tensors, such as a GPU.
-
-    The numbers of step t are read before step t + 2 begins, and summed over the ranks in step t + 2. The ranks decide
-    by the sums when step t + 3 begins.
-    """
-
-    host_looks = False
-
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement, self._latency = agreement, agreement.executor.latency
-
-    def before_step(self, step: int) -> None:
-        """Wait until the device has run the step before the last, and read its numbers.
-
-        If the run was restored from a checkpoint, also send the numbers that are not in flight yet.
-        """
-        self._agreement.executor.wait_for_previous_step()
-        self._agreement.read(step + 1 - self._latency)
-        self._agreement.send(step - self._latency)
-
-    def step_begins(self, step: int) -> None:
-        """Decide by the oldest step in flight, whose sums have arrived; send the numbers of the step after that."""
-        self._agreement.observe(step - self._latency)
-        self._agreement.send(step + 1 - self._latency)
-
-    def step_ends(self, step: int) -> None:
-        """Do nothing: the device has not yet computed the step."""
-
-
-def schedule_of(agreement: Agreement) -> AgreementSchedule:
-    """Return the schedule by which the ranks agree: for a host that may read tensors, or for one that must not."""
-    return HostSchedule(agreement) if agreement.executor.host_looks else DeviceSchedule(agreement)
+    def forget_sums(self) -> None:
+        """Forget sums that nobody will observe any more."""
+        self._sent_count = 0
+        self._sums.clear()
 
 
 @contextmanager

@@ -12,14 +12,18 @@ Which groups wait, and which are cut, depends on sizes, the device, the step's p
 are the same on all ranks. Dense groups never wait and are never cut, since they are not coded.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from gravac.averaging.plan import Piece
 from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
-from gravac.exchange.executor import Verdict
+from gravac.engine.handle import Averaged
+from gravac.exchange.executor import Executor
+from gravac.exchange.reading import Finite, both
 
 ALWAYS_ENOUGH = 1 << 20
 """Number of elements at which waiting groups stop waiting and are compressed, however slow or fast the link is."""
@@ -53,18 +57,40 @@ class ReadyGroup:
     Attributes:
         pieces: the tensors, in the same order on all ranks.
         buffer: the flat tensor of which the pieces are consecutive views without gaps; ``None`` if there is none.
-        done: function without arguments that the executor calls when the tensors hold their mean over the ranks.
-        fail: function that is called with the exception if the exchange failed.
-        finite: whether all gradients of the group are finite on this rank; True if not known.
+        averaged: future that is completed when the tensors of the whole group hold their mean over the ranks.
+        finite: whether all gradients of the group are finite on this rank.
         next_segment_elements: number of elements of the group's next segment; 0 if no segment follows.
+        means_finite: whether the means of the group's segments so far are finite; shared by all segments.
+        cut_from: the group of which this is a segment; ``None``: this is a whole group.
     """
 
     pieces: tuple[Piece, ...]
     buffer: torch.Tensor | None
-    done: Callable[[], None]
-    fail: Callable[[BaseException], None]
-    finite: Verdict = True
+    averaged: Averaged = field(default_factory=Future)
+    finite: Finite = None
     next_segment_elements: int = 0
+    means_finite: list[torch.Tensor] = field(default_factory=list)
+    cut_from: "ReadyGroup | None" = None
+
+    @property
+    def whole(self) -> "ReadyGroup | None":
+        """The whole group if this is its last segment, or the group itself; otherwise ``None``."""
+        return None if self.next_segment_elements else self.cut_from or self
+
+    def add_mean(self, finite: Finite, executor: Executor) -> None:
+        """Record that the tensors hold their mean; complete ``averaged`` with the group's last segment.
+
+        Args:
+            finite: whether the mean is finite.
+            executor: executor that runs the present job; earlier segments may have run on another stream.
+        """
+        if finite is not None:
+            self.means_finite.append(finite)
+        if self.next_segment_elements or self.averaged.done():
+            return
+        if self.cut_from is not None:
+            executor.join()
+        self.averaged.set_result(functools.reduce(both, self.means_finite, None))
 
 
 class Waiting:
@@ -127,14 +153,13 @@ def elements_per_job(model_elements: int, exchange_s: float = 0.0) -> int:
     return min(ALWAYS_ENOUGH, -(-model_elements // job_count))
 
 
-def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
+def cut(group: ReadyGroup) -> list[ReadyGroup]:
     """Cut an exchange group into segments of at most ``MAX_SEGMENT_ELEMENTS`` elements.
 
     A larger tensor is a segment by itself.
 
     Args:
-        group: the group. Its ``done`` is called once, when all segments hold their mean.
-        join: function without arguments that makes the calling stream wait for all jobs that have ended, on any stream.
+        group: the group. Its future is completed when all segments hold their mean.
 
     Returns:
         The segments, in order; only the group itself if it is small enough.
@@ -143,18 +168,11 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
     if len(segments) < 2:
         return [group]
 
-    def set_done() -> None:
-        join()
-        group.done()
-
     segment_sizes = [sum(piece.flat.numel() for piece in segment) for segment in segments]
-    *earlier_segments, final_segment = (
-        replace(
-            group, pieces=tuple(segment), buffer=None, done=lambda: None, next_segment_elements=next_segment_elements
-        )
-        for segment, next_segment_elements in zip(segments, [*segment_sizes[1:], 0], strict=True)
-    )
-    return [*earlier_segments, replace(final_segment, done=set_done)]
+    return [
+        replace(group, pieces=tuple(segment), buffer=None, next_segment_elements=next_elements, cut_from=group)
+        for segment, next_elements in zip(segments, [*segment_sizes[1:], 0], strict=True)
+    ]
 
 
 def split(pieces: Sequence[Piece], max_elements: int) -> list[list[Piece]]:
@@ -174,6 +192,11 @@ def split(pieces: Sequence[Piece], max_elements: int) -> list[list[Piece]]:
 def elements(groups: Sequence[ReadyGroup]) -> int:
     """Return the number of elements of all the groups' tensors."""
     return sum(piece.flat.numel() for group in groups for piece in group.pieces)
+
+
+def finite_of(groups: Sequence[ReadyGroup]) -> Finite:
+    """Return whether all gradients of some groups are finite on this rank."""
+    return functools.reduce(both, (group.finite for group in groups), None)
 
 
 def describe(pieces: Sequence[Piece]) -> str:

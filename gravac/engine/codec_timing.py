@@ -26,7 +26,7 @@ from gravac.compressors.draws import Draws
 from gravac.engine.admission import admit, averager_of
 from gravac.engine.coalescing import MAX_CODING_BYTES, split
 from gravac.exchange.device import Device
-from gravac.exchange.executor import Executor
+from gravac.exchange.executor import Executor, Job, sums_over_all
 from gravac.exchange.memory import result_for_equal_ranks
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import Interval
@@ -100,21 +100,17 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -
     cfs = [candidate.cf for candidate in candidates if not candidate.dense]
     if not compressed_forms or not cfs:
         return {}
-    sample_tensors, seconds_per_byte = typical_tensors(compressed_forms), dict[float, float]()
-    job_failures, failure_by_cf = list[BaseException](), dict[float, Exception]()
+    sample_tensors = typical_tensors(compressed_forms)
+    failure_by_cf = dict[float, Exception]()
 
-    def job() -> Any:
+    def job() -> Job[dict[float, float]]:
         seconds = _median_seconds_by_cf(
             cfs, lambda cf: _time_steps(new_averager(), cf, sample_tensors, executor, device), failure_by_cf
         )
-        mean_seconds = _mean_over_ranks(seconds, executor)
-        seconds_per_byte.update((cf, mean_s / (4 * sample_tensors.elements)) for cf, mean_s in mean_seconds.items())
-        yield from ()  # the job requests no collectives
+        mean_seconds = yield from _mean_over_ranks(seconds, executor)
+        return {cf: mean_s / (4 * sample_tensors.elements) for cf, mean_s in mean_seconds.items()}
 
-    executor.exchange(job(), job_failures.append, device.device, lambda: True)
-    executor.drain()
-    if job_failures:
-        raise job_failures[0]
+    seconds_per_byte = executor.submit(job()).result()
     for cf, failure in failure_by_cf.items():  # only now, when no rank waits: a warning may be an error
         warnings.warn(
             f"gravac: encode and decode at CF {cf:g} could not be timed on this device, so gravac uses times "
@@ -230,10 +226,11 @@ def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[
         ]
 
 
-def _mean_over_ranks(seconds_by_cf: dict[float, float | None], executor: Executor) -> dict[float, float]:
+def _mean_over_ranks(seconds_by_cf: dict[float, float | None], executor: Executor) -> Job[dict[float, float]]:
     """Return the mean over ranks of each CF's seconds; CFs that a rank did not measure (``None``) are left out."""
     measured_s = [0.0 if median_s is None else median_s for median_s in seconds_by_cf.values()]
     measured_flags = [float(median_s is not None) for median_s in seconds_by_cf.values()]
-    (sums,) = executor.agreed(executor.agree([measured_s + measured_flags]))
+    (copied_sums,) = yield from sums_over_all(executor, [measured_s + measured_flags])
+    sums = copied_sums.read()
     sums_by_cf = zip(seconds_by_cf, sums[: len(measured_s)], sums[len(measured_s) :], strict=True)
     return {cf: total_s / rank_count for cf, total_s, rank_count in sums_by_cf if rank_count == executor.agree_world}

@@ -6,16 +6,16 @@ A source of gradients (DDP's communication hook, a loop over ``named_parameters(
 gives the parameters by name, and says when a step begins, which gradients are ready, and when the step has ended. All
 ranks make the same calls in the same order, with the same names and shapes.
 
-The engine uses no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
-executor. A job is a generator that yields collectives; a call is a function. The executor runs jobs and calls in the
-order in which it gets them, which is the same on all ranks. The engine therefore needs no lock.
+The engine uses no threads, clocks or process groups. ``begin``, ``submit`` and ``end`` submit jobs to an executor. A
+job is a generator that yields collectives. The executor runs jobs in the order in which it gets them, which is the same
+on all ranks. The engine therefore needs no lock.
 
-A step consists of these calls and jobs, in this order:
+A step consists of these jobs, in this order:
 
-1. ``_begin``: send the last step's numbers, and make a plan from the newest decision. If a CF fell, set the residuals
-   aside, to add them to gradients part by part.
-2. A job for each group of tensors: average the tensors by the plan.
-3. ``_end``: store the new residuals, measure, and decide by the measurement that the ranks agreed on
+1. ``_begin``, alone: observe earlier steps, and make a plan from the newest decision.
+2. ``Agreement.exchange_due``: sum the numbers of an earlier step over the ranks.
+3. ``_average``, for each group of tensors: average the tensors by the plan.
+4. ``_end``, alone: store the new residuals, measure, and decide by the measurement that the ranks agreed on
    (``gravac.engine.agreement``).
 
 The executor's ``latency``, 2 or more, is the number of steps from a measurement to the decision that it leads to. The
@@ -26,7 +26,6 @@ A step of the engine covers one training step, or several: a round of outer step
 which torch exchanges and gravac only measures times.
 """
 
-import functools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,23 +40,20 @@ from gravac.averaging.plan import Form, Piece, ShardPlace
 from gravac.averaging.recording import StepRecording
 from gravac.averaging.tensors import flat, memory_shape, refuse_complex
 from gravac.candidate import DENSE, Candidate, Mode, named
-from gravac.collectives import Ledger
+from gravac.collectives import AllReduce, Ledger
 from gravac.controllers.base import Decision
-from gravac.engine.agreement import (
-    Agreement,
-    AgreementSchedule,
-    named_failure,
-    schedule_of,
-)
-from gravac.engine.coalescing import ReadyGroup, Waiting, cut, describe
+from gravac.engine.agreement import Agreement, named_failure
+from gravac.engine.coalescing import ReadyGroup, Waiting, cut, describe, finite_of
 from gravac.engine.decisions import Deciding
 from gravac.engine.factors import Factors
-from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
-from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
+from gravac.engine.handle import Averaged, Handle, JobResult, RankSums
+from gravac.engine.inputs import NO_INPUTS, StepInputs
 from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import texts_of_tensors
-from gravac.exchange.executor import Executor, Job, Mark, Number, Returning, Verdict, both_true
+from gravac.exchange.executor import Executor, Job, Mark, Round, everywhere, fail, job_of, sums_over_all
+from gravac.exchange.failures import ExchangeError
+from gravac.exchange.reading import Finite, Number
 from gravac.guarded import GuardedCaller
 from gravac.measurement import agreed
 
@@ -123,15 +119,13 @@ class Engine:
         self._closing: weakref.finalize[..., Engine] | None = None
         self._ledger = Ledger()
         self._agreement: Agreement | None = None
-        self._schedule: AgreementSchedule | None = None
         self._call_guarded = GuardedCaller()
         self._waiting_groups = Waiting()
         self._model_elements = 0
         self._plan = averager.plan(0, None)
-        self._jobs_yield_once = False  # whether each job of this step yields collectives only once
-        self._measurement: StepRecording | None = None
-        self._last_measurement: StepRecording | None = None  # measurement of the last step that ended
-        self._ranks_with_inputs = RanksWithInputs(self.state)
+        self._last_recording: StepRecording | None = None  # of the last step that ended
+        self._counts_ranks = False  # whether this step counts the ranks that still have inputs
+        self._ratio_of_ranks = torch.ones((), dtype=torch.float64, device="cpu")  # all ranks / ranks that have inputs
         self.losses, self.probes = Losses(), Losses()
         self.forward_s = math.nan
         self.probe_follows = False
@@ -196,7 +190,6 @@ class Engine:
         self._closing = weakref.finalize(self, executor.close, wait=False)  # for a run that nobody closes
         self._closing.atexit = False
         self._agreement = Agreement(executor, self.state, self._observe)
-        self._schedule = schedule_of(self._agreement)
 
     def restore(self, loaded: RunState, controller_state: dict[str, Any] | None) -> None:
         """Restore a run from a checkpoint. The next ``begin`` restores the controller.
@@ -218,22 +211,7 @@ class Engine:
         Returns:
             A future of the candidate that was chosen.
         """
-        candidate_future: Future[Candidate] = Future()
-        time_sums_in_flight: list[Any] = []
-        executor = self.executor
-        executor.call(
-            lambda: time_sums_in_flight.append(executor.agree([[compute_s]])), functools.partial(fail, candidate_future)
-        )
-        executor.drain()
-
-        def decide_by_compute_time() -> None:
-            with named_failure(self.state, lambda: "the compute time of a step"):
-                ((total,),) = executor.agreed(time_sums_in_flight[0])
-            self.state.compute_s = total / executor.agree_world
-            candidate_future.set_result(self._first_decision(self.forms).candidate)
-
-        executor.call(decide_by_compute_time, functools.partial(fail, candidate_future))
-        return candidate_future
+        return self.executor.submit(self._prepare(compute_s), alone=True)
 
     def decide_first(self) -> "Future[Candidate]":
         """Make the first decision, unless one was made already. Called on every rank, between two steps.
@@ -242,14 +220,9 @@ class Engine:
             A future of the candidate of the newest decision.
         """
         self.open()
-        candidate_future: Future[Candidate] = Future()
-
-        def decide_if_undecided() -> None:
-            decision = self.decision or self._first_decision(self.forms)
-            candidate_future.set_result(decision.candidate)
-
-        self.executor.call(decide_if_undecided, functools.partial(fail, candidate_future))
-        return candidate_future
+        return self.executor.submit(
+            job_of(lambda: (self.decision or self._first_decision(self.forms)).candidate), alone=True
+        )
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Return each parameter's residual, flat float32, by name, divided by the loss scale.
@@ -279,9 +252,9 @@ class Engine:
             self.averager.forget()
             self.averager.residuals.checks_group_means = mode == "outer"
             self.state.factors = Factors()
-            self._last_measurement = None
+            self._last_recording = None
 
-        self.executor.call(change, lambda failure: None)
+        self.executor.submit(job_of(change), alone=True)
 
     # a step
 
@@ -296,12 +269,11 @@ class Engine:
             another mode than the step, the ranks must change to that mode when the step has ended.
         """
         self.open()
-        candidate_future: Future[Candidate] = Future()
-        on_failure = functools.partial(fail, candidate_future)
-        if not self.schedule.host_looks:
-            self.executor.call(lambda: self.schedule.before_step(self.state.step), on_failure)
-        self.executor.call(lambda: candidate_future.set_result(self._begin(inputs)), on_failure)
-        return candidate_future
+        candidate = self.executor.submit(self._begin(inputs), alone=True)
+        self.executor.submit(self.agreement.exchange_due())
+        if inputs.takes_part is not None:
+            self.executor.submit(self._count_ranks(inputs.takes_part))
+        return candidate
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
         """Start to average some tensors over the ranks, in place and together; return a handle to wait with.
@@ -317,15 +289,15 @@ class Engine:
         pieces = [
             Piece(name, flat(name, tensor), self.shapes.get(name) or memory_shape(tensor)) for name, tensor in tensors
         ]
-        return self.exchange(pieces, pieces[0].flat if len(pieces) == 1 else None)
+        return self.submit(pieces, pieces[0].flat if len(pieces) == 1 else None)
 
-    def exchange(
+    def submit(
         self,
         pieces: Sequence[Piece],
         buffer: torch.Tensor | None = None,
         is_last: bool = False,
-        then: Then = lambda failure: None,
-        finite: Verdict = True,
+        then: Callable[[Averaged], None] | None = None,
+        finite: Finite = None,
     ) -> Handle:
         """Start to average flat gradients over the ranks, in place; return a handle to wait for the mean.
 
@@ -336,40 +308,39 @@ class Engine:
             buffer: the flat tensor of which the pieces are consecutive views without gaps, which saves a copy;
                 ``None``: there is none.
             is_last: whether these are the last gradients of this step.
-            then: function that is called with ``None`` when the pieces hold their mean, or with the exception if the
-                exchange failed. The function is called on the stream that computed the mean, so that no stream has to
-                wait.
-            finite: whether all pieces are finite on this rank; True if not known. If False on any rank, compressed
-                pieces become NaN on every rank, and no residual changes.
+            then: function that is called with a future when the pieces hold their mean, or when the exchange failed.
+                The function is called on the stream that computed the mean, so that no stream has to wait.
+            finite: whether all pieces are finite on this rank. If they are not on any rank, compressed pieces become
+                NaN on every rank, and no residual changes.
         """
-        handle = Handle(self, self._call_guarded)
-        handle.then(then)
-        group = ReadyGroup(tuple(pieces), buffer, handle.set_ended, handle.set_ended, finite)
-        *segments, final_segment = cut(group, self.executor.join)
+        group = ReadyGroup(tuple(pieces), buffer, finite=finite)
+        if then is not None:
+            group.averaged.add_done_callback(lambda averaged: self._call_guarded(then, averaged))
+        *segments, final_segment = cut(group)
         for segment in segments:
-            self._hand_over(segment, None)
-        self._hand_over(final_segment, group, is_last)
-        return handle
+            self._submit_group(segment)
+        self._submit_group(final_segment, is_last)
+        return Handle(self, group.averaged, self._call_guarded)
 
-    def run_in_step(self, description: str, job: Job, then: Then) -> None:
-        """Start a job that exchanges something else than gradients within a step. Called on every rank.
+    def submit_job(self, description: str, job: Job[T]) -> "Future[T]":
+        """Start a job that exchanges something else than gradients within a step; return a future of its result.
+
+        Called on every rank.
 
         Args:
             description: description of what the job exchanges, for error messages.
             job: generator of collectives, the same on every rank.
-            then: function that is called with ``None`` when the job has ended, or with the exception if it failed.
         """
 
-        def run() -> Job:
+        def run() -> Job[T]:
             with named_failure(self.state, lambda: description):
-                yield from job
-            then(None)
+                return (yield from job)
 
-        self.executor.exchange(run(), then, self.device, lambda: False)
+        return self.executor.submit(run(), timed=True)
 
     def flush(self) -> None:
         """Start to average all gradients that the source handed over so far; called on all ranks at the same point."""
-        self._hand_over(None, None, is_last=True)
+        self._submit_group(None, is_last=True)
 
     def end(self, add_times: AddTimes = lambda measurement: None) -> None:
         """End a step when all its gradients have been handed over: measure and decide. Does not wait for the exchange.
@@ -381,60 +352,34 @@ class Engine:
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
         forward_s, self.forward_s = self.forward_s, math.nan
-        self.executor.call(lambda: self._end(add_times, loss, probe, forward_s), lambda failure: None)
+        self.executor.submit(self._end(add_times, loss, probe, forward_s), alone=True)
 
     def conclude(self) -> None:
         """Start to agree with the other ranks on all steps that have ended, without waiting for later steps.
 
         Called on every rank between ``end`` and ``begin``; ``concluded`` must be called before the next ``begin``.
         """
-        self.executor.call(self._send_ended_steps, lambda failure: None)
+        self.executor.submit(self.agreement.exchange_ended(), alone=True)
 
     def concluded(self) -> "Future[Candidate]":
         """Decide by the measurements that ``conclude`` sent; return a future of the candidate for the next step."""
-        candidate_future: Future[Candidate] = Future()
-        self.executor.call(
-            lambda: candidate_future.set_result(self._decide_by_ended_steps()),
-            functools.partial(fail, candidate_future),
-        )
-        return candidate_future
+        return self.executor.submit(job_of(self._decide_by_ended_steps), alone=True)
 
-    def _hand_over(self, segment: ReadyGroup | None, group: ReadyGroup | None, is_last: bool = False) -> None:
-        """Queue a job that averages an exchange group: in segments if the step compresses, otherwise as a whole.
-
-        Whether the step compresses is known only when the job runs.
+    def _submit_group(self, group: ReadyGroup | None, is_last: bool = False) -> None:
+        """Submit a job that averages an exchange group, or a segment of one.
 
         Args:
-            segment: the group, or a segment of it; averaged if the step compresses. ``None``: no tensors.
-            group: the whole group; averaged if the step is dense. ``None``: no tensors.
+            group: the group, or a segment of it; ``None``: no tensors.
             is_last: whether to average all waiting groups now, since the step has no later group.
         """
-        job_groups = [ready_group for ready_group in (segment, group) if ready_group is not None]
+        taken_groups = [] if group is None else [group]
 
-        def job() -> Any:
-            compresses = self._plan.compresses
-            job_groups[:] = self._waiting_groups.take(
-                segment if compresses else group, at_once=is_last or not compresses
-            )
-            if not job_groups:
-                return
-            pieces = [piece for ready_group in job_groups for piece in ready_group.pieces]
-            with named_failure(self.state, lambda: describe(pieces)):
-                buffer = job_groups[0].buffer if len(job_groups) == 1 else None
-                finite = functools.reduce(both_true, (ready_group.finite for ready_group in job_groups))
-                yield from self.averager.average(pieces, self._plan, buffer, finite)
-                if self._ranks_with_inputs.counted:
-                    ratio_of_ranks = self.averager.world / self._ranks_with_inputs.number(self.executor)
-                    for piece in pieces:
-                        piece.flat.mul_(ratio_of_ranks)
-            for ready_group in job_groups:
-                ready_group.done()
+        def fail_groups(averaged: "Future[None]") -> None:
+            if (failure := averaged.exception()) is not None:
+                for ready_group in (*taken_groups, *self._waiting_groups.groups):
+                    fail(ready_group.averaged, failure)
 
-        def fail_groups(failure: BaseException) -> None:
-            for ready_group in (*job_groups, *self._waiting_groups.groups):
-                ready_group.fail(failure)
-
-        self.executor.exchange(job(), fail_groups, self.device, lambda: self._jobs_yield_once)
+        self.executor.submit(self._average(taken_groups, is_last), timed=True).add_done_callback(fail_groups)
 
     # results of the steps
 
@@ -473,9 +418,10 @@ class Engine:
             description: description of the numbers, for error messages.
             numbers: this rank's numbers; every rank has as many.
         """
-        return RankSums(self.executor, self._with_step(description), numbers)
+        job = sums_over_all(self.executor, [numbers])
+        return RankSums(self.executor.submit(self._between_steps(description, job)))
 
-    def run_between_steps(self, description: str, job: Returning[T]) -> JobResult[T]:
+    def run_between_steps(self, description: str, job: Job[T]) -> JobResult[T]:
         """Start a job that is not part of a step; return a handle of its result.
 
         Called on every rank, between two steps.
@@ -485,11 +431,16 @@ class Engine:
             job: generator that yields collectives, the same on every rank; it may read tensors' values, for which
                 the host waits.
         """
-        return JobResult(self.executor, self._with_step(description), job, self.device)
+        future = self.executor.submit(self._between_steps(description, job), timed=True)
+        return JobResult(self.executor, description, future)
 
-    def _with_step(self, description: str) -> str:
-        """Return the description of an exchange between two steps, with the number of the next training step."""
-        return f"step {self.state.trained + self.state.native.made}, {description}"
+    def _between_steps(self, description: str, job: Job[T]) -> Job[T]:
+        """Run a job between two steps, and name in its errors what it exchanges, and the next training step."""
+        next_step = self.state.trained + self.state.native.made
+        try:
+            return (yield from job)
+        except ExchangeError as failure:
+            raise ExchangeError(f"gravac: step {next_step}, {description}: {failure}") from failure.__cause__
 
     # the executor
 
@@ -510,10 +461,10 @@ class Engine:
         return self._executor
 
     @property
-    def schedule(self) -> AgreementSchedule:
-        """Schedule that says when the ranks agree on measurements; the engine must have an executor."""
-        assert self._schedule is not None
-        return self._schedule
+    def agreement(self) -> Agreement:
+        """Object that lets the ranks agree on measurements; the engine must have an executor."""
+        assert self._agreement is not None
+        return self._agreement
 
     def mark(self) -> Mark | None:
         """Return the present moment, by the executor's clock or stream; ``None`` without an executor."""
@@ -545,7 +496,7 @@ class Engine:
             if failure is not None:
                 executor.abandon(failure)
             executor.close()
-            self._agreement.drop_in_flight()
+            self._agreement.forget_sums()
 
     # run by the executor
 
@@ -557,8 +508,15 @@ class Engine:
             self.averager.residuals.turn_on_overflow_safety()
         return self.deciding.decide_first(self.state, forms, self.averager.world)
 
-    def _begin(self, inputs: StepInputs) -> Candidate:
-        """Begin a step, called by the executor; return the candidate of the newest decision.
+    def _prepare(self, compute_s: float) -> Job[Candidate]:
+        """Make the first decision by the mean over the ranks of a step's seconds without exchange."""
+        with named_failure(self.state, lambda: "the compute time of a step"):
+            (total,) = yield from sums_over_all(self.executor, [[compute_s]])
+            self.state.compute_s = total.read()[0] / self.executor.agree_world
+        return self._first_decision(self.forms).candidate
+
+    def _begin(self, inputs: StepInputs) -> Job[Candidate]:
+        """Begin a step; return the candidate of the newest decision.
 
         The step runs this candidate only if the mode of the candidate is also the mode of the step.
         """
@@ -566,8 +524,8 @@ class Engine:
         if self.decision is None:
             self._first_decision(forms)
         state.covered = inputs.steps
-        self.schedule.step_begins(state.step)
-        self._ranks_with_inputs.start(executor, inputs.takes_part, self.device)
+        yield from self.agreement.catch_up()
+        self._counts_ranks = inputs.takes_part is not None
         self._rescale(inputs.loss_scale)
         assert self.decision is not None
         self._take_probe_request()
@@ -586,8 +544,7 @@ class Engine:
             cfs=state.factors.cfs,
             sums=decision.sums,
         )
-        self._jobs_yield_once = self.averager.one_round(self._plan)
-        exchange_s = self.deciding.exchange_s(candidate) if self._jobs_yield_once else 0.0
+        exchange_s = self.deciding.exchange_s(candidate) if self.averager.one_round(self._plan) else 0.0
         self._waiting_groups.set_limits(
             self.averager.coding_bytes_per_element(self._plan),
             self._model_elements,
@@ -595,7 +552,7 @@ class Engine:
             self.device.type == "cpu",
         )
         loss_scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
-        self._measurement = StepRecording(
+        recording = StepRecording(
             step=state.step,
             candidate=candidate,
             first=state.trained,
@@ -603,11 +560,49 @@ class Engine:
             shadow=self._plan.shadow_cfs,
             learning_rate=inputs.learning_rate,
             loss_scale=loss_scale,
-            previous=self._last_measurement,
+            previous=self._last_recording,
         )
-        self.averager.measure(self._measurement, executor)
-        self._measurement.open(executor)
+        self.averager.measure(recording, executor)
+        recording.open(executor)
         return decided_candidate
+
+    def _count_ranks(self, takes_part: bool) -> Job[None]:
+        """Count the ranks that still have batches to train on, as in DDP's ``join()``.
+
+        Args:
+            takes_part: whether this rank still has batches.
+        """
+        flag = torch.full((1,), float(takes_part), dtype=torch.float64, device=self.device)
+        with named_failure(self.state, lambda: "the number of ranks with inputs left"):
+            (rank_count,) = yield Round([AllReduce(flag)], last=True)
+        self._ratio_of_ranks = self.executor.world / rank_count[0]
+
+    def _average(self, taken_groups: list[ReadyGroup], is_last: bool) -> Job[None]:
+        """Average a group of tensors: in segments if the step compresses, otherwise as a whole.
+
+        A group may wait for later groups. Whether the step compresses is known only when the job runs.
+
+        Args:
+            taken_groups: the group, or a segment of it; empty: no tensors. Replaced by the groups that the job takes.
+            is_last: whether to average all waiting groups now.
+        """
+        compresses = self._plan.compresses
+        group = taken_groups[0] if taken_groups else None
+        taken_groups[:] = self._waiting_groups.take(
+            group if compresses or group is None else group.whole, at_once=is_last or not compresses
+        )
+        if not taken_groups:
+            return
+        pieces = [piece for ready_group in taken_groups for piece in ready_group.pieces]
+        with named_failure(self.state, lambda: describe(pieces)):
+            buffer = taken_groups[0].buffer if len(taken_groups) == 1 else None
+            finite = yield from self.averager.average(pieces, self._plan, buffer, finite_of(taken_groups))
+            if self._counts_ranks:
+                self.executor.join()
+                for piece in pieces:
+                    piece.flat.mul_(self._ratio_of_ranks)
+        for ready_group in taken_groups:
+            ready_group.add_mean(finite, self.executor)
 
     def _take_probe_request(self) -> None:
         """Set ``probe_follows`` to whether a decision requested the loss on fixed batches, and clear the request."""
@@ -649,8 +644,8 @@ class Engine:
             self.averager.rescale(loss_scale / previous_scale)
         self.state.loss_scale = loss_scale
 
-    def _end(self, add_times: AddTimes, loss: Number, probe: Number, forward_s: float) -> None:
-        """End a step, called by the executor: store new residuals, complete the measurement, let the ranks agree on it.
+    def _end(self, add_times: AddTimes, loss: Number, probe: Number, forward_s: float) -> Job[None]:
+        """End a step: store new residuals, complete the measurement, decide by what the ranks have agreed on.
 
         Args:
             add_times: function that gets the step's measurement, and adds times that the engine's caller knows, such as
@@ -659,38 +654,31 @@ class Engine:
             probe: mean of the losses on fixed batches since the last step; nan if there are none.
             forward_s: seconds of the last forward; nan if it was not timed.
         """
-        state, measurement = self.state, self._measurement
-        assert measurement is not None
-        measurement.loss, measurement.probe, measurement.forward_s = loss, probe, forward_s
-        add_times(measurement)
-        with named_failure(state, lambda: "whether all gradients were finite"):
-            self.averager.commit(self.executor.everywhere)
-        if measurement.candidate.mode == "native":
-            measurement.elements = self._model_elements
-        measurement.close(self.executor)
-        self._last_measurement = None if measurement.candidate.mode == "native" else measurement
-        state.totals.add(measurement)
-        measurement.emptied = tuple(self.averager.residuals.emptied)
+        state, recording = self.state, self.averager.recording
+        recording.loss, recording.probe, recording.forward_s = loss, probe, forward_s
+        add_times(recording)
+        finite: Finite = None
+        if self.averager.residuals.wait_for_step:
+            with named_failure(state, lambda: "whether all gradients were finite"):
+                finite = yield from everywhere(self.executor, recording.finite)
+        self.averager.commit(finite)
+        if recording.candidate.mode == "native":
+            recording.elements = self._model_elements
+        recording.close(self.executor)
+        self._last_recording = None if recording.candidate.mode == "native" else recording
+        state.totals.add(recording)
+        recording.emptied = tuple(self.averager.residuals.emptied)
         self.averager.residuals.emptied.clear()
-        state.pending.append(measurement)
-        self.schedule.step_ends(state.step)
+        state.pending.append(recording)
+        self.agreement.observe_due()
         state.step += 1
-        state.trained += measurement.steps
+        state.trained += recording.steps
         state.covered = 1
-
-    def _send_ended_steps(self) -> None:
-        """Start to sum the measurements of all ended steps over the ranks; called by the executor."""
-        assert self._agreement is not None
-        if not self.schedule.host_looks:
-            self.executor.wait_for_previous_step()
-        self._agreement.read(self.state.step)
-        self._agreement.send(self.state.step)
 
     def _decide_by_ended_steps(self) -> Candidate:
         """Let the controller decide by all steps that have ended; return the candidate of the next step."""
-        assert self._agreement is not None
         assert self.decision is not None
-        self._agreement.observe(self.state.step)
+        self.agreement.observe(self.state.step)
         self._take_probe_request()
         return self.decision.candidate
 

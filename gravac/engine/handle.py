@@ -5,28 +5,21 @@
 A source of gradients is DDP's communication hook, for example.
 """
 
-import functools
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, Protocol, TypeVar
 
-import torch
-
-from gravac.exchange.executor import Executor, Job, Number, Returning
-from gravac.exchange.failures import ExchangeError
+from gravac.exchange.executor import Executor
+from gravac.exchange.reading import Finite, HostCopy
 from gravac.guarded import GuardedCaller
 
 T = TypeVar("T")
 
+Averaged = Future[Finite]
+"""Future that is done when tensors hold their mean over the ranks; its result says whether they are finite."""
+
 Then = Callable[[BaseException | None], None]
 """Function called with ``None`` when tensors hold the mean, or with the exception if the exchange failed."""
-
-
-def fail(future: "Future[Any]", failure: BaseException) -> None:
-    """Make a future fail with an exception, unless the future is done."""
-    with suppress(InvalidStateError):
-        future.set_exception(failure)
 
 
 class ExchangeEngine(Protocol):
@@ -49,12 +42,12 @@ class Handle:
 
     Args:
         engine: engine that exchanges the tensors.
+        averaged: future of the exchange.
         guarded: object that calls the functions given to ``then``, and reports their exceptions.
     """
 
-    def __init__(self, engine: ExchangeEngine, guarded: GuardedCaller) -> None:
-        self._engine, self._call_guarded = engine, guarded
-        self._future: Future[None] = Future()
+    def __init__(self, engine: ExchangeEngine, averaged: Averaged, guarded: GuardedCaller) -> None:
+        self._engine, self._future, self._call_guarded = engine, averaged, guarded
 
     def wait(self) -> None:
         """Wait until the tensors hold their mean over the ranks.
@@ -85,85 +78,44 @@ class Handle:
         reported once, as a ``RuntimeWarning``, and training continues.
 
         If a GPU's streams run the exchange, the function is called at once, and the current stream waits for the mean.
-        To avoid that wait, give the function to ``Engine.exchange`` as ``then``.
+        To avoid that wait, give the function to ``Engine.submit`` as ``then``.
         """
         if self._future.done() and self._engine.ready_to_run:
             self._engine.executor.join()
         self._future.add_done_callback(lambda future: self._call_guarded(function, future.exception()))
 
-    def set_ended(self, failure: BaseException | None = None) -> None:
-        """Mark the handle as done: the tensors hold their mean, or the exchange failed. Called by the executor.
-
-        Args:
-            failure: exception because of which the exchange failed; ``None``: it succeeded.
-        """
-        with suppress(InvalidStateError):
-            if failure is None:
-                self._future.set_result(None)
-            else:
-                self._future.set_exception(failure)
-
 
 class RankSums:
-    """Sums of numbers over the ranks, in flight: creating the object sends the numbers, ``result`` returns the sums.
+    """Sums of numbers over all ranks that agree on decisions, in flight.
 
     Args:
-        executor: object that sums the numbers over the ranks.
-        description: description of the numbers, for error messages.
-        numbers: this rank's numbers; every rank has as many.
+        future: future of the job that sums the numbers.
     """
 
-    def __init__(self, executor: Executor, description: str, numbers: Sequence[Number]) -> None:
-        self._executor, self._description = executor, description
-        self._sums_in_flight: Any = None
-        self._sums_future: Future[list[float]] = Future()
-
-        def send() -> None:
-            self._sums_in_flight = executor.agree([numbers])
-
-        executor.call(send, self._fail_sums)
-
-    def receive(self) -> None:
-        """Let the executor wait for the sums; the caller does not wait.
-
-        Called on every rank at the same point, before the next step begins.
-        """
-        self._executor.call(self._receive, self._fail_sums)
+    def __init__(self, future: "Future[list[HostCopy]]") -> None:
+        self._future = future
 
     def result(self) -> list[float]:
-        """Return the sums over the ranks, in float64; waits for them. ``receive`` must have been called.
+        """Return the sums over the ranks, in float64; waits for them.
 
         Raises:
             ExchangeError: a rank did not answer.
         """
-        return self._sums_future.result()
-
-    def _receive(self) -> None:
-        try:
-            (sums,) = self._executor.agreed(self._sums_in_flight)
-        except ExchangeError as failure:
-            raise ExchangeError(f"gravac: {self._description}: {failure}") from failure.__cause__
-        self._sums_future.set_result(sums)
-
-    def _fail_sums(self, failure: BaseException) -> None:
-        fail(self._sums_future, failure)
+        (sums,) = self._future.result()
+        return sums.read()
 
 
 class JobResult(Generic[T]):
-    """Result of a job that runs between two steps: creating the object starts the job, ``result`` waits for its end.
+    """Result of a job that runs between two steps, in flight; ``result`` waits for its end.
 
     Args:
         executor: object that runs the job.
         description: what the job exchanges, for error messages.
-        job: generator of collectives, the same on every rank; it may read tensors' values, for which
-            the host waits.
-        device: device of the job's tensors.
+        future: future of the job's result.
     """
 
-    def __init__(self, executor: Executor, description: str, job: Returning[T], device: torch.device) -> None:
-        self._executor, self._description, self._device = executor, description, device
-        self._result_future: Future[T] = Future()
-        executor.exchange(self._run_job(job), functools.partial(fail, self._result_future), device, lambda: False)
+    def __init__(self, executor: Executor, description: str, future: "Future[T]") -> None:
+        self._executor, self._description, self._future = executor, description, future
 
     def result(self) -> T:
         """Wait for the job to end; return its result. If a rank calls this method, all ranks must call it.
@@ -173,18 +125,9 @@ class JobResult(Generic[T]):
             RuntimeError: ranks are simulated in one process, and not all of them have handed the job over.
         """
         self._executor.order()
-        if not self._result_future.done():
+        if not self._future.done():
             raise RuntimeError(
                 f"not every simulated rank has handed over {self._description}; let all ranks hand them over before a "
                 "rank waits"
             )
-        return self._result_future.result()
-
-    def _run_job(self, job: Returning[T]) -> Job:
-        try:
-            job_result = yield from job
-        except ExchangeError as failure:
-            raise ExchangeError(f"gravac: {self._description}: {failure}") from failure.__cause__
-        if self._device.type == "cuda" and self._executor.host_looks:
-            torch.cuda.current_stream(self._device).synchronize()  # no other stream waits for the thread's stream
-        self._result_future.set_result(job_result)
+        return self._future.result()

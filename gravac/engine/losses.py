@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from gravac.exchange.executor import Number
+from gravac.exchange.reading import Number
 
 
 class Losses:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainVa
 from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.engine.factors import Factors
-from gravac.exchange.executor import Number
+from gravac.exchange.reading import Number
 from gravac.measurement import OVER_RANKS, Measurement
 from gravac.ranges import Count, FiniteFloat, Seconds
 from gravac.saved import FiniteTensor, FlatTensor, dump_fields, load_fields

@@ -122,6 +122,12 @@ def stream_order(device: torch.device) -> Callable[[], None]:
     return follow
 
 
+def follow_thread(device: torch.device) -> None:
+    """Make the current stream wait for the stream of ``stream_order``'s other thread; does nothing on a CPU."""
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).wait_stream(_thread_stream(device))
+
+
 @functools.cache
 def _thread_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

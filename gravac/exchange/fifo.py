@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The executor over a process group: one thread runs jobs (generators of collectives) and calls (functions) in order.
+"""The executor over a process group: one thread runs jobs (generators of collectives) in order.
 
 A DDP hook holds the reducer's lock and must not wait. Collectives must start in the same order on all ranks, and on
-gloo never from a callback. The hook therefore only enqueues jobs. Encoding, collectives and decoding run on one thread,
+gloo never from a callback. The hook therefore only submits jobs. Encoding, collectives and decoding run on one thread,
 the exchange thread, and overlap with backward.
 
 The link should never wait for the processor. Most jobs yield collectives only once. While these are in flight, the
@@ -17,8 +17,7 @@ started at once. The exchange thread can also check at intervals whether another
 process group's timeout.
 
 With HSDP, more ranks agree on decisions than average gradients. A third thread then waits for the collectives by which
-ranks agree. Ranks also agree within a job (``everywhere``), when the next job's collectives may be in flight on one
-rank, and not yet started on another.
+all of them agree.
 """
 
 import atexit
@@ -27,21 +26,23 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from gravac.collectives import AllReduce, Collective
-from gravac.exchange.device import stream_order
-from gravac.exchange.executor import Fail, Job, Number, Verdict
+from gravac.collectives import Collective
+from gravac.exchange.device import follow_thread, stream_order
+from gravac.exchange.executor import Job, Round, Spent, T, TimedBytes, fail, job_of
 from gravac.exchange.failures import LOOK_SECONDS, ExchangeError, Failures
-from gravac.exchange.group import GroupTransport, Pending, destroy_private
+from gravac.exchange.group import CPU, GroupTransport, Pending, destroy_private
+from gravac.exchange.reading import ReadsAtOnce
 from gravac.guarded import GuardedCaller
 
 MAX_JOBS_BEHIND = 4
-"""Largest number of jobs (generators of collectives) in flight at the same time, not counting the oldest job."""
+"""Largest number of jobs in flight at the same time, not counting the oldest job."""
 
 JOIN_SECONDS = 5.0
 """Longest time, in seconds, for which ``close`` waits until a thread ends: another rank may never answer."""
@@ -52,28 +53,31 @@ RoundResults = list[Any] | BaseException
 
 
 @dataclass(slots=True, eq=False)
-class _Exchange:
-    """State of one job (generator of collectives), from when the job is queued until it ends.
+class _Submitted:
+    """State of one job, from when the job is submitted until it ends.
 
     Attributes:
         job: generator of collectives.
-        fail: function that is called with the exception if the job, or an earlier job, failed.
-        promises_one_round: function that returns whether the job yields only once; called when the job's first
-            collectives are known.
+        future: future of the job's result.
+        alone: whether no other job runs while this one does.
+        timed: whether the executor counts the job's seconds.
         follow_stream: function that makes the exchange thread's stream wait for the job's tensors; called before the
             job is run.
-        one_round: whether the job yields only once, as ``promises_one_round`` returned.
         requests: collectives that the job yielded last.
+        is_last: whether ``requests`` are the job's last collectives.
+        over_all: whether all ranks that agree on decisions take part in ``requests``.
         pending: handles of ``requests`` in flight; empty before the first collectives start.
         results: results of ``requests``, or the exception of one of them; ``None`` until the results have arrived.
     """
 
-    job: Job
-    fail: Fail
-    promises_one_round: Callable[[], bool]
+    job: Job[Any]
+    future: "Future[Any]"
+    alone: bool
+    timed: bool
     follow_stream: Callable[[], None]
-    one_round: bool = False
     requests: list[Collective] = field(default_factory=list)
+    is_last: bool = False
+    over_all: bool = False
     pending: list[Pending] = field(default_factory=list)
     results: RoundResults | None = None
 
@@ -83,105 +87,82 @@ class _Exchange:
         return self.results is not None
 
 
-class _Call(NamedTuple):
-    """Message to the exchange thread: call ``function``; if that raises, call ``fail`` with the exception."""
-
-    function: Callable[[], None]
-    fail: Fail
-
-
 class _RoundEnded(NamedTuple):
     """Message to the exchange thread: a job's collectives have ended, with results.
 
     Attributes:
-        exchange: the job.
+        submitted: the job.
         results: results of the job's collectives, or the exception of one of them.
         ended_s: time of the end, in seconds of ``time.perf_counter``.
     """
 
-    exchange: _Exchange
+    submitted: _Submitted
     results: RoundResults
     ended_s: float
 
 
-class _Await(NamedTuple):
-    """Message to a waiting thread: wait for the collectives of a call, and put their results into a queue.
-
-    Attributes:
-        transport: transport that started the collectives.
-        pending: the collectives in flight.
-        results_queue: queue for the results, or for the exception of one of the collectives.
-    """
-
-    transport: GroupTransport
-    pending: list[Pending]
-    results_queue: "queue.SimpleQueue[RoundResults]"
-
-
 class _Abandon(NamedTuple):
-    """Message to the exchange thread: make all work fail with the exception ``failure``."""
+    """Message to the exchange thread: make all jobs fail with the exception ``failure``."""
 
     failure: BaseException
 
 
-_Work = _Exchange | _Call | None
-"""Message to the exchange thread: run a job, or call a function; ``None`` ends the thread."""
+_Message = _Submitted | _RoundEnded | _Abandon | None
+"""Message to the exchange thread; ``None`` ends the thread when the jobs before it have ended."""
 
 
-class Fifo:
-    """Runs a rank's jobs (generators of collectives) and calls (functions) in order on one thread; see ``Executor``.
+class Fifo(ReadsAtOnce):
+    """Runs a rank's jobs (generators of collectives) in order on one thread; see ``Executor``.
 
     Args:
         transport: runs collectives over the ranks that average gradients.
         agreement: runs collectives over the ranks that agree on measurements and decisions; ``None``: these are the
             ranks that average.
+        device: device of the gradients.
 
     Attributes:
         transport: runs collectives over the ranks that average gradients.
         ledger: totals of the payload bytes and wire bytes of collectives over the ranks that average.
-        compress_seconds: seconds spent inside jobs (encode, decode, error feedback), since the executor was created.
-        exchange_seconds: seconds in which collectives were in flight, since the executor was created.
+        compress_seconds: seconds spent inside timed jobs (encode, decode, error feedback), since the executor was
+            created.
+        exchange_seconds: seconds in which collectives of timed jobs were in flight, since the executor was created.
     """
 
     latency = 2
-    host_looks = True
 
-    def __init__(self, transport: GroupTransport, agreement: GroupTransport | None = None) -> None:
+    def __init__(
+        self, transport: GroupTransport, agreement: GroupTransport | None = None, device: torch.device = CPU
+    ) -> None:
         self.transport = transport
         self.rank, self.world, self.ledger = transport.rank, transport.world, transport.ledger
         self._agree_transport = transport if agreement is None else agreement
         self.agree_rank, self.agree_world = self._agree_transport.rank, self._agree_transport.world
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
+        self._device = device
         self._transports = [self.transport, *([] if agreement is None else [agreement])]
         groups = [getattr(used_transport, "group", None) for used_transport in self._transports]
         self._failures = Failures([group for group in groups if group is not None])
         self._call_guarded = GuardedCaller()
         self._creator_pid = os.getpid()
-        self._inbox: queue.SimpleQueue[_Work | _RoundEnded | _Abandon] = queue.SimpleQueue()
-        self._wait_queue: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._wait_queue: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._agree_wait_queue = self._wait_queue if agreement is None else queue.SimpleQueue()
-        self._queued_work: deque[_Work] = deque()
-        self._encoded_job: _Exchange | None = None  # its collectives have not started yet
-        self._jobs_in_flight: deque[_Exchange] = deque()  # jobs with collectives in flight, oldest first
+        self._queued_jobs: deque[_Submitted | None] = deque()
+        self._encoded_job: _Submitted | None = None  # its collectives have not started yet
+        self._jobs_in_flight: deque[_Submitted] = deque()  # jobs with collectives in flight, oldest first
+        self._timed_bytes = TimedBytes(self.ledger)
         # ``compress_seconds`` and ``exchange_seconds`` at the last call of ``spent``
         self._seconds_at_spent = (0.0, 0.0)
-        self._rounds_in_flight = 0
+        self._timed_rounds_in_flight = 0
         self._flight_began_s = 0.0
         self._failure: BaseException | None = None
         self._abandon_failure: BaseException | None = None
-        self._refuses_work = self._ends_alone = False
+        self._refuses_jobs = self._ends_alone = False
         self._thread = threading.Thread(target=self._run_exchange_thread, name="gravac-exchange", daemon=True)
-        self._waiting_threads = [
-            threading.Thread(target=self._run_waiting_thread, args=(self._wait_queue,), name="gravac-wait", daemon=True)
-        ]
+        self._waiting_threads = [self._waiting_thread(self.transport, self._wait_queue, "gravac-wait")]
         if agreement is not None:
-            thread_arguments = (self._agree_wait_queue,)
-            self._waiting_threads.append(
-                threading.Thread(
-                    target=self._run_waiting_thread, args=thread_arguments, name="gravac-agree", daemon=True
-                )
-            )
+            self._waiting_threads.append(self._waiting_thread(agreement, self._agree_wait_queue, "gravac-agree"))
         for thread in (self._thread, *self._waiting_threads):
             thread.start()
         atexit.register(self.close)
@@ -194,115 +175,36 @@ class Fifo:
         """Return the seconds from one result of ``mark`` to a later one."""
         return later - earlier
 
-    def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of encoding and decoding, and the seconds of exchange.
-
-        Both count from the last call of ``spent``. Called on the exchange thread. See ``Executor``.
-        """
+    def spent(self) -> Spent:
+        """Return what timed jobs since the last call of ``spent`` took. Called on the exchange thread."""
         previous_seconds = self._seconds_at_spent
         seconds = self._seconds_at_spent = (self.compress_seconds, self.exchange_seconds)
         spent_seconds = (seconds[0] - previous_seconds[0], seconds[1] - previous_seconds[1])
-        return lambda: spent_seconds
+        return Spent(*self._timed_bytes.take(), lambda: spent_seconds)
 
-    def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Queue a job (generator of collectives), to be run after all work that was queued earlier.
+    def submit(self, job: Job[T], alone: bool = False, timed: bool = False) -> "Future[T]":
+        """Queue a job, to be run after all jobs that were submitted earlier; return a future of its result.
 
-        The job also waits for the current CUDA stream's work so far. For the arguments, see ``Executor``.
+        The job also waits for the current CUDA stream's work so far. See ``Executor``.
         """
-        self._hand_over(_Exchange(job, fail, one_round, stream_order(device)))
-
-    def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Queue a function, to be called when all work that was queued earlier has ended.
-
-        If the function or earlier queued work raises, ``fail`` is called with the exception.
-        """
-        self._hand_over(_Call(function, fail))
-
-    def _hand_over(self, work: _Exchange | _Call) -> None:
-        self._inbox.put(work)
-        if self._refuses_work:
+        submitted = _Submitted(job, Future(), alone, timed, stream_order(self._device))
+        self._inbox.put(submitted)
+        if self._refuses_jobs:
             self._refuse_inbox()
-
-    def launch(self, collectives: list[Collective]) -> list[Pending]:
-        """Start collectives, and return a handle of each, for ``finish``; called on the exchange thread."""
-        return self._launch(self.transport, collectives)
-
-    def finish(self, started: list[Pending]) -> list[Any]:
-        """Wait for collectives that ``launch`` started, and return their results; called on the exchange thread."""
-        return self._await(self.transport, started)
-
-    def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
-        """Start to sum vectors over the ranks that agree on decisions; return a handle of each sum, for ``agreed``.
-
-        Called on the exchange thread.
-        """
-        sums = [AllReduce(torch.tensor(vector, dtype=torch.float64, device="cpu")) for vector in vectors]
-        return self._launch(self._agree_transport, sums)
-
-    def agreed(self, started: list[Pending]) -> list[list[float]]:
-        """Wait for the sums that ``agree`` started, and return each as a list; called on the exchange thread."""
-        return [total.tolist() for total in self._await(self._agree_transport, started)]
-
-    def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether ``finite`` (all gradients were finite) is true on every rank that agrees on decisions."""
-        if self._agree_transport is self.transport:
-            return finite
-        ((finite_count,),) = self.agreed(self.agree([[float(finite)]]))
-        return finite_count == self.agree_world
-
-    def _launch(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
-        try:
-            return transport.launch([*collectives])
-        except ExchangeError as failure:
-            raise self._error_with_report(failure) from failure.__cause__
-
-    def _await(self, transport: GroupTransport, started: list[Pending]) -> list[Any]:
-        """Wait for collectives in flight, and return their results; check at intervals whether another rank failed.
-
-        Called on the exchange thread.
-        """
-        if transport.has_ended(started):
-            return transport.finish(started)
-        results_queue: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
-        wait_queue = self._wait_queue if transport is self.transport else self._agree_wait_queue
-        wait_queue.put(_Await(transport, started, results_queue))
-        while True:
-            try:
-                results = results_queue.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                if (failure := self._abandon_failure or self._error_of_other_rank()) is not None:
-                    raise failure from None
-                continue
-            if isinstance(results, ExchangeError):
-                raise self._error_with_report(results)
-            if isinstance(results, BaseException):
-                raise results
-            return results
-
-    def wait_for_previous_step(self) -> None:
-        """Do nothing: with this executor, the host may read values of tensors at any time."""
-
-    def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return a bool scalar (0-d tensor) as a bool."""
-        return bool(finite)
-
-    def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, of any shape, to the host, and return the copy; the exchange thread waits for it."""
-        return verdicts.cpu()
-
-    def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return numbers (floats or 0-d tensors) as floats."""
-        return [float(number) for number in numbers]
+        return submitted.future
 
     def order(self) -> None:
-        """Wait until all queued work has ended."""
+        """Wait until all submitted jobs have ended."""
         self.drain()
+        self.join()
 
     def join(self) -> None:
-        """Do nothing: this executor uses one thread, not several CUDA streams of which one must wait for another."""
+        """Make the current CUDA stream, if there is one, wait for the exchange thread's stream."""
+        if threading.current_thread() is not self._thread:
+            follow_thread(self._device)
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all queued work has ended, for at most ``seconds``; return False if it has not ended by then.
+        """Wait until all submitted jobs have ended, for at most ``seconds``; return False if they have not by then.
 
         Returns True at once in two cases: if the exchange thread itself calls this method, through a telemetry sink;
         and if the process was forked, since it then has no exchange thread.
@@ -313,26 +215,26 @@ class Fifo:
         if threading.current_thread() is self._thread or os.getpid() != self._creator_pid:
             return True
         done_event = threading.Event()
-        self.call(done_event.set, lambda _: done_event.set())
+        self.submit(job_of(lambda: None), alone=True).add_done_callback(lambda _: done_event.set())
         return done_event.wait(seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Make all queued and all later work fail with an exception, and tell the other ranks."""
+        """Make all submitted and all later jobs fail with an exception, and tell the other ranks."""
         self._abandon_failure = failure
         self._inbox.put(_Abandon(failure))
 
     def close(self, wait: bool = True) -> None:
-        """End the threads when all queued work has ended, and destroy the process groups that only gravac uses.
+        """End the threads when all submitted jobs have ended, and destroy the process groups that only gravac uses.
 
-        Waits for at most ``JOIN_SECONDS`` until the work has ended, and makes the rest fail. Collectives that are still
-        in flight then fail, too, so that no thread waits for them. If this rank failed, the method also waits for at
-        most ``LINGER_SECONDS`` until the other ranks have read its error.
+        Waits for at most ``JOIN_SECONDS`` until the jobs have ended, and makes the rest fail. Collectives that are
+        still in flight then fail, too, so that no thread waits for them. If this rank failed, the method also waits for
+        at most ``LINGER_SECONDS`` until the other ranks have read its error.
 
         Also called when the interpreter exits: a thread that still waits for a collective would then abort the process.
         Does nothing in a forked process, which has no such threads.
 
         Args:
-            wait: False: return at once; the exchange thread then does the rest when the queued work has ended.
+            wait: False: return at once; the exchange thread then does the rest when the submitted jobs have ended.
         """
         if os.getpid() != self._creator_pid:
             return
@@ -349,7 +251,7 @@ class Fifo:
             self.abandon(ExchangeError(closing_text))
             self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
-            self._refuse_all_work()  # the thread is stuck, so the queued work is made to fail here
+            self._refuse_all_jobs()  # the thread is stuck, so the queued jobs are made to fail here
         self._release()
         self._failures.linger()
 
@@ -383,13 +285,13 @@ class Fifo:
             if hasattr(transport, "group"):  # not destroyed yet
                 self._call_guarded(transport.interrupt)
 
-    def _refuse_all_work(self) -> None:
-        """Make all work in the inbox fail, and all work that is queued later."""
-        self._refuses_work = True
+    def _refuse_all_jobs(self) -> None:
+        """Make all jobs in the inbox fail, and all jobs that are submitted later."""
+        self._refuses_jobs = True
         self._refuse_inbox()
 
     def _refuse_inbox(self) -> None:
-        """Make all work in the inbox fail, since no thread will run it. Called by any thread."""
+        """Make all jobs in the inbox fail, since no thread will run them. Called by any thread."""
         failure = (
             self._failure
             or self._abandon_failure
@@ -400,57 +302,64 @@ class Fifo:
                 message = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(message, _Exchange | _Call):
-                self._call_guarded(message.fail, failure)
+            if isinstance(message, _Submitted):
+                fail(message.future, failure)
 
     # the threads that wait
 
-    def _run_waiting_thread(self, wait_queue: "queue.SimpleQueue[_Exchange | _Await | None]") -> None:
-        """Run a waiting thread: wait for the collectives of each message, in order, and report their results.
+    def _waiting_thread(
+        self, transport: GroupTransport, wait_queue: "queue.SimpleQueue[_Submitted | None]", name: str
+    ) -> threading.Thread:
+        return threading.Thread(target=self._run_waiting_thread, args=(transport, wait_queue), name=name, daemon=True)
+
+    def _run_waiting_thread(
+        self, transport: GroupTransport, wait_queue: "queue.SimpleQueue[_Submitted | None]"
+    ) -> None:
+        """Run a waiting thread: wait for each job's collectives in flight, in order, and report their results.
 
         Args:
-            wait_queue: queue of messages, each with collectives in flight; ``None`` ends the thread.
+            transport: transport that started the collectives.
+            wait_queue: queue of jobs with collectives in flight; ``None`` ends the thread.
         """
-        while (wait_message := wait_queue.get()) is not None:
-            if isinstance(wait_message, _Await):
-                wait_message.results_queue.put(_finish(wait_message.transport, wait_message.pending))
-            else:
-                self._inbox.put(
-                    _RoundEnded(wait_message, _finish(self.transport, wait_message.pending), time.perf_counter())
-                )
-            del wait_message  # otherwise the job would stay in memory until the next message
+        while (submitted := wait_queue.get()) is not None:
+            try:
+                results: RoundResults = transport.finish(submitted.pending)
+            except BaseException as failure:
+                results = failure.with_traceback(None)  # a traceback would keep collectives and connections alive
+            self._inbox.put(_RoundEnded(submitted, results, time.perf_counter()))
+            del submitted, results  # otherwise they would stay in memory until the next job
 
     # the exchange thread
 
     def _run_exchange_thread(self) -> None:
-        """Run all queued work on the exchange thread; if an exception ends the thread, make the rest fail."""
+        """Run all submitted jobs on the exchange thread; if an exception ends the thread, make the rest fail."""
         torch.set_grad_enabled(False)
         torch.get_num_threads()  # the first call on a thread applies set_num_threads to it; BLAS calls do not
         try:
-            self._run_queued_work()
+            self._run_jobs()
         except BaseException as failure:
             self._give_up(failure)
         finally:
             for wait_queue in (self._wait_queue, self._agree_wait_queue):
                 wait_queue.put(None)
-            self._refuse_all_work()
+            self._refuse_all_jobs()
             if self._ends_alone:
                 self._release()
 
-    def _run_queued_work(self) -> None:
-        """Run queued work until the message ``None`` arrives, which ends the exchange thread."""
+    def _run_jobs(self) -> None:
+        """Run submitted jobs until the message ``None`` arrives, which ends the exchange thread."""
         while True:
             self._receive(wait=False)
-            # no local variable refers to work: while the thread waits, work would keep the owner of the executor alive
-            if self._oldest_has_results and not self._jobs_in_flight[0].one_round:
+            # no local variable refers to a job: while the thread waits, that would keep the owner of the executor alive
+            if self._oldest_has_results and not self._jobs_in_flight[0].is_last:
                 self._resume_oldest()  # the job's next collectives start before another job's
                 continue
             self._encode_and_send()
             if self._oldest_has_results:
                 self._resume_oldest()
-            elif self._jobs_in_flight or not self._queued_work:
+            elif self._jobs_in_flight or not self._queued_jobs:
                 self._receive(wait=True)
-            elif not self._run_call():
+            elif self._queued_jobs[0] is None:
                 return
 
     @property
@@ -458,17 +367,8 @@ class Fifo:
         """True if the results of the oldest job in flight have arrived."""
         return bool(self._jobs_in_flight) and self._jobs_in_flight[0].has_results
 
-    def _run_call(self) -> bool:
-        """Run the call that is queued next; return False if the message that ends the thread is next."""
-        call = self._queued_work.popleft()
-        if call is None:
-            return False
-        assert isinstance(call, _Call)
-        self._guard(call.fail, call.function)
-        return True
-
     def _receive(self, wait: bool) -> None:
-        """Take all messages out of the inbox: queue work, store results of collectives, note failures.
+        """Take all messages out of the inbox: queue jobs, store results of collectives, note failures.
 
         Args:
             wait: whether to wait for a message if there is none.
@@ -477,23 +377,15 @@ class Fifo:
             message = self._message()
             wait = False
             if isinstance(message, _RoundEnded):
-                exchange = message.exchange
-                if exchange.results is None:
-                    results = message.results
-                    exchange.results = (
-                        self._error_with_report(results) if isinstance(results, ExchangeError) else results
-                    )
-                self._rounds_in_flight -= 1
-                if not self._rounds_in_flight:
-                    self.exchange_seconds += message.ended_s - self._flight_began_s
+                self._store_results(message)
             elif isinstance(message, _Abandon):
                 self._give_up(message.failure)
             elif self._failure is not None and message is not None:
-                self._call_guarded(message.fail, self._failure)
+                fail(message.future, self._failure)
             else:
-                self._queued_work.append(message)
+                self._queued_jobs.append(message)
 
-    def _message(self) -> _Work | _RoundEnded | _Abandon:
+    def _message(self) -> _Message:
         """Wait for a message and return it. While a job is in flight, check at intervals if another rank failed."""
         while True:
             try:
@@ -502,6 +394,16 @@ class Fifo:
                 if (failure := self._error_of_other_rank()) is not None:
                     self._jobs_in_flight[0].results = failure
                     self._resume_oldest()
+
+    def _store_results(self, message: _RoundEnded) -> None:
+        """Store the results of a job's collectives, unless the job failed meanwhile; count the time of their flight."""
+        submitted, results, ended_s = message
+        if submitted.results is None:
+            submitted.results = self._error_with_report(results) if isinstance(results, ExchangeError) else results
+        if submitted.timed:
+            self._timed_rounds_in_flight -= 1
+            if not self._timed_rounds_in_flight:
+                self.exchange_seconds += ended_s - self._flight_began_s
 
     def _error_of_other_rank(self) -> ExchangeError | None:
         """Return an error that names another rank that failed, and that rank's error; ``None`` if no rank failed."""
@@ -525,125 +427,125 @@ class Fifo:
         explained_failure.__cause__ = failure.__cause__
         return explained_failure
 
-    def _encode(self) -> bool:
-        """Encode the next job (generator of collectives), unless a function is queued before the job.
-
-        Returns:
-            Whether there is an encoded job whose collectives have not started.
-        """
-        while (
-            self._encoded_job is None and self._queued_work and isinstance(exchange := self._queued_work[0], _Exchange)
-        ):
-            self._queued_work.popleft()
-            if self._guard(exchange.fail, self._encode_job, exchange):
-                self._encoded_job = exchange
-        return self._encoded_job is not None
+    def _may_encode(self) -> bool:
+        """True if the next job in the queue may begin: not while a job runs that must be alone, or before that."""
+        if self._encoded_job is not None or not self._queued_jobs or self._queued_jobs[0] is None:
+            return False
+        return not self._jobs_in_flight or not (self._queued_jobs[0].alone or self._jobs_in_flight[-1].alone)
 
     def _encode_and_send(self) -> None:
-        """Encode the next jobs (generators of collectives), and start the collectives of those that need not wait.
+        """Encode the next jobs, and start the collectives of those that need not wait.
 
-        A job waits if too many jobs are in flight, or if an earlier job yields more than once.
+        A job's collectives wait if too many jobs are in flight, or if an earlier job yields further collectives.
         """
-        while self._encode():
+        while True:
+            while self._may_encode():
+                submitted = self._queued_jobs.popleft()
+                assert submitted is not None
+                if self._guard(submitted, self._encode):
+                    self._encoded_job = submitted
+                del submitted
+            if self._encoded_job is None:
+                return
             if self._jobs_in_flight and not (
-                self._jobs_in_flight[-1].one_round and len(self._jobs_in_flight) <= MAX_JOBS_BEHIND
+                self._jobs_in_flight[-1].is_last and len(self._jobs_in_flight) <= MAX_JOBS_BEHIND
             ):
                 return
-            assert self._encoded_job is not None
-            exchange, self._encoded_job = self._encoded_job, None
-            if self._guard(exchange.fail, self._send, exchange):
-                self._jobs_in_flight.append(exchange)
+            submitted, self._encoded_job = self._encoded_job, None
+            if self._guard(submitted, self._send):
+                self._jobs_in_flight.append(submitted)
+            del submitted
 
     def _resume_oldest(self) -> None:
-        """Resume the oldest job (generator) in flight with its results, until it ends or starts further collectives."""
-        exchange = self._jobs_in_flight.popleft()
-        if self._guard(exchange.fail, self._resume, exchange):
-            self._jobs_in_flight.appendleft(exchange)
+        """Resume the oldest job in flight with its results, until it ends or starts further collectives."""
+        submitted = self._jobs_in_flight.popleft()
+        if self._guard(submitted, self._resume):
+            self._jobs_in_flight.appendleft(submitted)
 
-    def _encode_job(self, exchange: _Exchange) -> bool:
-        """Run a job's generator until it yields its first collectives; return False if it ends without collectives."""
-        exchange.follow_stream()
-        has_requests = self._advance(exchange, lambda: next(exchange.job))
-        exchange.one_round = exchange.promises_one_round()
-        return has_requests
+    def _encode(self, submitted: _Submitted) -> bool:
+        """Run a job until it yields its first collectives; return False if it ends without collectives."""
+        submitted.follow_stream()
+        return self._advance(submitted, lambda: next(submitted.job))
 
-    def _send(self, exchange: _Exchange) -> bool:
-        """Start the collectives that a job's generator yielded last, and return True.
+    def _send(self, submitted: _Submitted) -> bool:
+        """Start the collectives that a job yielded last, and return True.
 
         If starting fails, the exception is raised inside the job, which adds the names of the exchanged tensors.
         """
+        transport = self._agree_transport if submitted.over_all else self.transport
         try:
-            exchange.pending = self._launch(self.transport, exchange.requests)
+            with self._timed_bytes.counting(submitted.timed):
+                submitted.pending = transport.launch([*submitted.requests])
         except Exception as failure:
-            exchange.job.throw(failure)
+            submitted.job.throw(self._error_with_report(failure) if isinstance(failure, ExchangeError) else failure)
             raise
-        exchange.results = None
-        if not self._rounds_in_flight:
-            self._flight_began_s = time.perf_counter()
-        self._rounds_in_flight += 1
-        self._wait_queue.put(exchange)
+        submitted.results = None
+        if submitted.timed:
+            if not self._timed_rounds_in_flight:
+                self._flight_began_s = time.perf_counter()
+            self._timed_rounds_in_flight += 1
+        (self._agree_wait_queue if submitted.over_all else self._wait_queue).put(submitted)
         return True
 
-    def _resume(self, exchange: _Exchange) -> bool:
-        """Resume a job's generator with results or an exception; return whether it started new collectives."""
-        results = exchange.results
+    def _resume(self, submitted: _Submitted) -> bool:
+        """Resume a job with results or an exception; return whether it started further collectives."""
+        results, was_last = submitted.results, submitted.is_last
         assert results is not None
         if isinstance(results, BaseException):
             failure = results
-            has_requests = self._advance(exchange, lambda: exchange.job.throw(failure))
+            has_requests = self._advance(submitted, lambda: submitted.job.throw(failure))
         else:
-            has_requests = self._advance(exchange, lambda: exchange.job.send(results))
-        if has_requests and exchange.one_round:
+            has_requests = self._advance(submitted, lambda: submitted.job.send(results))
+        if has_requests and was_last:
             raise RuntimeError(
                 "one_round: a compressor declares one_round = True, but yielded collectives twice; "
                 "set one_round = False"
             )
-        return has_requests and self._send(exchange)
+        return has_requests and self._send(submitted)
 
-    def _advance(self, exchange: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
-        """Run a job's generator, by ``resume``, until it yields its next collectives; return False if it ended."""
+    def _advance(self, submitted: _Submitted, resume: Callable[[], list[Collective]]) -> bool:
+        """Run a job, by ``resume``, until it yields its next collectives; return False if it ended."""
         began_s = time.perf_counter()
         try:
-            exchange.requests = resume()
-        except StopIteration:
-            return False
+            submitted.requests = resume()
+        except StopIteration as end:
+            result = end.value
+        else:
+            submitted.is_last = isinstance(submitted.requests, Round) and submitted.requests.last
+            submitted.over_all = isinstance(submitted.requests, Round) and submitted.requests.over_all
+            return True
         finally:
-            self.compress_seconds += time.perf_counter() - began_s
-        return True
+            if submitted.timed:
+                self.compress_seconds += time.perf_counter() - began_s
+        if not submitted.future.done():
+            submitted.future.set_result(result)
+        return False
 
-    def _guard(self, fail: Fail, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function and return its result; if it raises, call ``fail``, make later work fail, return ``None``."""
+    def _guard(self, submitted: _Submitted, function: Callable[[_Submitted], bool]) -> bool:
+        """Call a function with a job and return its result; if it raises, make this and all later jobs fail."""
         try:
-            return function(*arguments)
+            return function(submitted)
         except BaseException as failure:
-            self._give_up(failure, fail)
-            return None
+            self._give_up(failure, submitted)
+            return False
 
-    def _give_up(self, failure: BaseException, *fail_functions: Fail) -> None:
-        """Make all unfinished and all later work fail with an exception, and tell the other ranks.
+    def _give_up(self, failure: BaseException, *failed_jobs: _Submitted) -> None:
+        """Make all unfinished and all later jobs fail with an exception, and tell the other ranks.
 
         The connections to the other ranks close, so that these ranks fail soon, too, even without a store.
 
         Args:
-            failure: exception; if earlier work has failed already, that work's exception is used instead.
-            fail_functions: functions to call with the exception, in addition to the ``fail`` functions of all
-                unfinished work.
+            failure: exception; if an earlier job has failed already, that job's exception is used instead.
+            failed_jobs: jobs to make fail, in addition to all unfinished jobs.
         """
         self._failure = self._failure or failure
         no_answer = isinstance(self._failure, ExchangeError) and self._failure is not self._abandon_failure
         self._failures.report(self._failure, no_answer)
         self._interrupt()
-        unfinished_work: list[_Work] = [*self._jobs_in_flight, self._encoded_job, *self._queued_work]
+        unfinished_jobs = [*failed_jobs, *self._jobs_in_flight, self._encoded_job, *self._queued_jobs]
         self._jobs_in_flight.clear()
         self._encoded_job = None
-        self._queued_work = deque(work for work in self._queued_work if work is None)
-        for fail in (*fail_functions, *(work.fail for work in unfinished_work if work is not None)):
-            self._call_guarded(fail, self._failure)
-
-
-def _finish(transport: GroupTransport, pending: list[Pending]) -> RoundResults:
-    """Wait for collectives that a transport started; return their results, or the exception that was raised."""
-    try:
-        return transport.finish(pending)
-    except BaseException as failure:
-        return failure.with_traceback(None)  # a traceback would keep collectives and connections alive
+        self._queued_jobs = deque(submitted for submitted in self._queued_jobs if submitted is None)
+        for submitted in unfinished_jobs:
+            if submitted is not None:
+                fail(submitted.future, self._failure)

@@ -3,21 +3,19 @@
 """Joins the collectives of many tensors: the tensors' i-th collectives become one collective per kind and dtype.
 
 The first of these collectives also contains a flag, which a rank sets if one of its gradients is not finite. If a rank
-set the flag, the ranks exchange nothing more of these tensors. If reading the flag would make the host wait for a GPU,
-the exchange continues instead, and ``Outcome.finite`` is a tensor that is False if a rank set the flag.
+set the flag, the ranks exchange nothing more of these tensors. If the host must not read the flag, the exchange
+continues instead, and the device uses ``Outcome.finite``.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, tensors_of
-from gravac.exchange.executor import Verdict
-
-Requests = list[Collective]
-"""Collectives that are started together."""
+from gravac.exchange.executor import Job, Round
+from gravac.exchange.reading import AT_ONCE, Finite, Reads, both
 
 T = TypeVar("T")
 
@@ -29,16 +27,12 @@ class Outcome(Generic[T]):
     Attributes:
         reduced: return value of each generator, in the order of the generators, such as the ``Reduced`` of a
             compressor's ``rounds``.
-        finite: whether the gradients of all ranks were finite: True, or a 0-d bool tensor if reading it would make the
-            host wait.
+        finite: whether the gradients of all ranks were finite; ``None`` if the generators yielded nothing.
     """
 
     reduced: list[T]
-    finite: Verdict
+    finite: Finite
 
-
-Fused = Generator[Requests, list[Any], Outcome[T] | None]
-"""Generator that yields lists of joined collectives; returns an ``Outcome``, or None if a gradient is not finite."""
 
 ALIGNMENT = 8
 """Rows of bytes are padded to a multiple of this number of bytes, so that they can be viewed as any dtype."""
@@ -51,9 +45,10 @@ A rank sets the flag if one of its gradients is not finite."""
 
 def fuse(
     rounds: Sequence[Generator[Collective, Any, T]],
-    finite: Verdict,
-    judge: Callable[[torch.Tensor], Verdict] = bool,
-) -> Fused[T]:
+    finite: Finite = None,
+    reads: Reads = AT_ONCE,
+    one_round: bool = False,
+) -> Job[Outcome[T] | None]:
     """Run several tensors' generators of collectives together, with one collective for each kind and dtype.
 
     1. Run every generator to its next collective.
@@ -66,11 +61,12 @@ def fuse(
         rounds: generators of collectives, one for each tensor or batch of tensors; as many, in the same order, on every
             rank.
         finite: whether this rank's gradients are finite.
-        judge: function that returns a bool scalar (0-d tensor) as a bool. Or it returns the tensor itself if reading
-            would make the host wait; then all generators run to their ends, even if a rank set the flag.
+        reads: when the host may read the flag. If it must not, all generators run to their ends, even if a rank set the
+            flag.
+        one_round: whether each generator yields only once.
 
     Returns:
-        ``Outcome`` with the return value of each generator; ``None`` if ``judge`` returned that a rank set the flag.
+        ``Outcome`` with the return value of each generator; ``None`` if the host has read that a rank set the flag.
 
     Example:
         >>> from gravac.collectives import Ledger
@@ -79,7 +75,7 @@ def fuse(
         >>> def ranks(finite):
         ...     x = [torch.ones(20), torch.ones(30)]
         ...     rounds = [[topk.rounds(tensor, 10, Context(rank=n, world=2)) for tensor in x] for n in range(2)]
-        ...     return [fuse(rounds[0], True), fuse(rounds[1], finite)]
+        ...     return [fuse(rounds[0]), fuse(rounds[1], torch.tensor(finite))]
         >>> ledgers = [Ledger(2), Ledger(2)]
         >>> len(memory.run(ranks(finite=True), ledgers)[0].reduced)  # two tensors, in a single gather
         2
@@ -88,7 +84,7 @@ def fuse(
         >>> memory.run(ranks(finite=False))  # one rank's gradients were not finite: no rank decodes
         [None, None]
     """
-    verdict: Verdict = True
+    all_finite: Finite = None
     reduced: dict[int, T] = {}
     requests: dict[int, Collective] = {}
 
@@ -102,28 +98,28 @@ def fuse(
     for position in range(len(rounds)):
         advance(position, None)
     if requests:
-        requests[FLAG] = _flag(list(requests.values()), finite, judge)
+        requests[FLAG] = _flag(list(requests.values()), finite)
     while requests:
         joined_groups = _batches(requests)
         requests.clear()
-        joined_results = yield [joined_group.fused() for joined_group in joined_groups]
+        joined_results = yield Round([joined_group.fused() for joined_group in joined_groups], last=one_round)
         result_by_position = dict(
             position_and_result
             for joined_group, joined_result in zip(joined_groups, joined_results, strict=True)
             for position_and_result in joined_group.split(joined_result)
         )
         if FLAG in result_by_position:
-            verdict = judge(_flags_are_zero(result_by_position.pop(FLAG)))
-            if verdict is False:
+            all_finite = _flags_are_zero(result_by_position.pop(FLAG))
+            if reads.known(all_finite) is False:
                 for generator in rounds:
                     generator.close()
                 return None
         for position, result in result_by_position.items():
             advance(position, result)
-    return Outcome([reduced[position] for position in range(len(rounds))], verdict)
+    return Outcome([reduced[position] for position in range(len(rounds))], all_finite)
 
 
-def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torch.Tensor], Verdict]) -> Collective:
+def _flag(requests: Sequence[Collective], finite: Finite) -> Collective:
     """Return a collective that sends this rank's flag to all ranks: 1 if a gradient is not finite, else 0.
 
     The collective has the kind of one of the requests, so that ``fuse`` joins the two. If all requests are broadcasts,
@@ -136,7 +132,6 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
     Args:
         requests: first collectives of the tensors.
         finite: whether this rank's gradients are finite.
-        judge: function that returns a 0-d bool tensor as a bool, or the tensor itself; see ``fuse``.
     """
     reduce_tensors = [request.tensor for request in requests if isinstance(request, AllReduce)]
     if reduce_tensors:
@@ -144,14 +139,8 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
         same_dtype_tensors = [
             tensor for tensor in reduce_tensors if tensor.dtype == first_tensor.dtype and tensor.numel()
         ]
-        if (
-            same_dtype_tensors
-            and finite is not False
-            and first_tensor.element_size() <= 2
-            and first_tensor.is_floating_point()
-        ):
-            tensors_finite = judge(_all_elements_finite(same_dtype_tensors))
-            finite = tensors_finite if isinstance(finite, bool) else finite & tensors_finite
+        if same_dtype_tensors and first_tensor.element_size() <= 2 and first_tensor.is_floating_point():
+            finite = both(finite, _all_elements_finite(same_dtype_tensors))
         return AllReduce(_flag_tensor(finite, first_tensor, first_tensor.dtype, (1,)))
     for request in requests:
         if isinstance(request, AllGather):
@@ -159,7 +148,7 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
     for request in requests:
         if isinstance(request, AllToAll):
             return AllToAll(_flag_tensor(finite, request.tensor, torch.uint8, (len(request.tensor), 1)))
-    return AllReduce(_flag_tensor(finite, torch.empty(0, dtype=torch.float32, device="cpu"), torch.float32, (1,)))
+    return AllReduce(_flag_tensor(finite, tensors_of(requests[0])[0], torch.float32, (1,)))
 
 
 def _all_elements_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -172,11 +161,11 @@ def _all_elements_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def _flag_tensor(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _flag_tensor(finite: Finite, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor of a shape and dtype, on the device of ``like``, filled with 0 if ``finite``, else with 1."""
-    if isinstance(finite, bool):
-        return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
-    return (~finite).to(dtype).expand(shape)
+    if finite is None:
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    return (~finite).to(like.device, dtype).expand(shape)
 
 
 def _flags_are_zero(flags_result: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:

@@ -75,7 +75,8 @@ def open_executor(
     probed_agree_transport = None if agree_transport is None else transport_class(agree_transport.group)
     measured_link = probe_link(transport_class(averaging_group), device, probed_agree_transport)
     gpu_device = None if device.type == "cpu" else CudaDevice(device)
-    return OpenedExecutor(Fifo(transport_class(averaging_group), agree_transport), measured_link, gpu_device)
+    executor = Fifo(transport_class(averaging_group), agree_transport, device)
+    return OpenedExecutor(executor, measured_link, gpu_device)
 
 
 def choose_executor_kind(

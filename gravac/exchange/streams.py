@@ -2,15 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor for collectives that run on a GPU's streams (NCCL); it has no thread of its own.
 
-During training only ``wait_for_previous_step`` makes the host wait, for work that was queued a step ago. If that takes
-long, the host checks whether another rank failed. There are three kinds of streams:
+During training only ``catch_up`` makes the host wait, for work that was queued a step ago. If that takes long, the host
+checks whether another rank failed. A job (generator of collectives) runs as soon as it is submitted, on one of two
+kinds of streams:
 
-- The *main* stream runs calls: functions at the beginning and at the end of a step. A call waits for all earlier work
-  on the caller's stream and on every side stream.
-- *Side* streams run jobs: generators of collectives. A job waits for the main stream's last call, and for the work on
-  its tensors that was queued before the job. Jobs take side streams in turn, so that one job is encoded or decoded
-  while another job's collectives are in flight.
-- The *agreement* stream runs the all-reduces by which ranks agree on decisions, at the same time as all other work.
+- The *main* stream runs jobs that are alone, at the beginning and at the end of a step. Such a job waits for all
+  earlier work on the caller's stream and on every side stream.
+- *Side* streams run the other jobs, in turn, so that one job is encoded or decoded while another job's collectives are
+  in flight. A job waits for the main stream's last job, and for the work on its tensors that was queued before the job.
 
 Tensors that a step replaces (residuals, memories) are freed on the main stream at the end of the step, or overwritten
 in place. So one stream never reuses memory that another stream still reads. The thread that runs backward starts all
@@ -21,17 +20,18 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 
-from gravac.collectives import AllReduce, Collective
+from gravac.collectives import Collective
 from gravac.exchange.device import Device, Event, Stream
-from gravac.exchange.executor import Fail, Job, Number, Verdict
+from gravac.exchange.executor import Job, Round, Spent, T, TimedBytes, fail
 from gravac.exchange.failures import LOOK_SECONDS, ExchangeError, Failures
 from gravac.exchange.group import GroupTransport
-from gravac.guarded import GuardedCaller
+from gravac.exchange.reading import HostCopy, Number, ReadsLater
 
 FAILED_SECONDS = 5.0
 """Longest wait for the device after a failure, in seconds: its streams may wait for a rank that never answers."""
@@ -47,24 +47,31 @@ class Interval(NamedTuple):
     ended: Event
 
 
-class PendingSums(NamedTuple):
-    """Sums of vectors over the ranks, which the GPU computes and copies to the host.
+class PinnedCopy:
+    """A copy of a tensor on its way to pinned host memory; see ``HostCopy``.
 
-    Attributes:
-        sums: pinned host tensors, float64, to which the sums are copied; one for each vector.
-        arrival: event that the GPU reaches when all sums have been copied.
-        call_number: number of the call of ``agree`` that started the sums, counted from 1.
-        vectors: this rank's vectors, kept in memory because the GPU may not have read them yet.
+    Args:
+        executor: executor that made the copy.
+        tensor: the copy.
+        number: number of the executor's copies up to this one.
     """
 
-    sums: list[torch.Tensor]
-    arrival: Event
-    call_number: int
-    vectors: Sequence[Sequence[Number]]
+    def __init__(self, executor: "StreamExecutor", tensor: torch.Tensor, number: int) -> None:
+        self._executor, self._tensor, self._number = executor, tensor, number
+        self._arrival = executor.mark()
+
+    def read(self) -> list[float]:
+        """Return the numbers.
+
+        The host waits only if the copy was started after the work that it last waited for, as in a run that was
+        restored from a checkpoint.
+        """
+        self._executor.wait_for_copy(self._arrival, self._number)
+        return list(self._tensor.tolist())
 
 
-class StreamExecutor:
-    """Runs a rank's jobs (generators of collectives) and calls (functions) on a GPU's streams; see ``Executor``.
+class StreamExecutor(ReadsLater):
+    """Runs a rank's jobs (generators of collectives) on a GPU's streams; see ``Executor``.
 
     Args:
         transport: runs collectives over the ranks that average gradients; its ``finish`` must make only the current
@@ -80,7 +87,6 @@ class StreamExecutor:
     """
 
     latency = 3
-    host_looks = False
 
     def __init__(self, transport: GroupTransport, device: Device, agreement: GroupTransport | None = None) -> None:
         self.transport = transport
@@ -89,22 +95,21 @@ class StreamExecutor:
         self._agree_transport = transport if agreement is None else agreement
         self.agree_rank, self.agree_world = self._agree_transport.rank, self._agree_transport.world
         self._device = device
-        self._main_stream, self._agreement_stream = device.stream(), device.stream()
+        self._main_stream = device.stream()
         self._side_streams = [device.stream() for _ in range(SIDE_STREAM_COUNT)]
         self._next_side_index = 0
-        self._handed_over_events: list[Event] = []  # recorded when a job is queued; cleared when a job has yielded
-        self._job_end_events: list[Event] = []  # recorded at the end of each job since the last call
-        self._call_end_event: Event | None = None
-        self._agreement_count = 0  # number of calls of ``agree`` so far
-        self._previous_step_event: Event | None = None  # awaited by the next ``wait_for_previous_step``
-        self._agreements_on_host = 0  # number of calls of ``agree`` whose sums are on the host
+        self._submitted_events: list[Event] = []  # recorded when a job is submitted; cleared when a job has yielded
+        self._job_end_events: list[Event] = []  # recorded at the end of each job since the last one that was alone
+        self._alone_end_event: Event | None = None
+        self._awaited_event: Event | None = None  # awaited by the next ``catch_up``
+        self._copies = self._copies_awaited = self._copies_on_host = 0  # copies to the host, counted
+        self._timed_bytes = TimedBytes(self.ledger)
         self._coding_intervals: list[Interval] = []
         self._exchange_intervals: list[Interval] = []
         self._failure: BaseException | None = None
         transports = [transport, *([] if agreement is None else [agreement])]
         groups = [getattr(used_transport, "group", None) for used_transport in transports]
         self._failures = Failures([group for group in groups if group is not None])
-        self._call_guarded = GuardedCaller()
 
     # time
 
@@ -116,11 +121,8 @@ class StreamExecutor:
         """Return the seconds from one event to a later one; the GPU has reached both."""
         return float(earlier.elapsed_time(later)) / 1e3
 
-    def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of encoding and decoding, and the seconds of exchange.
-
-        Both count from the last call of ``spent``. See ``Executor``.
-        """
+    def spent(self) -> Spent:
+        """Return the bytes and seconds of timed jobs since the last call of ``spent``."""
         coding_intervals, self._coding_intervals = self._coding_intervals, []
         exchange_intervals, self._exchange_intervals = self._exchange_intervals, []
 
@@ -128,7 +130,7 @@ class StreamExecutor:
             coding_s = sum(self.between(began, ended) for began, ended in coding_intervals)
             return coding_s, self._covered_seconds(exchange_intervals)
 
-        return spent_seconds
+        return Spent(*self._timed_bytes.take(), spent_seconds)
 
     def _covered_seconds(self, intervals: Sequence[Interval]) -> float:
         """Return the seconds that the intervals cover together; overlapping intervals count once."""
@@ -144,123 +146,87 @@ class StreamExecutor:
             covered_until_s = max(covered_until_s, ended)
         return covered_s
 
-    # work
+    # numbers
 
-    def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Call a function at once; its GPU work goes to a stream for such calls, and waits for all earlier work.
+    def vector(self, numbers: Sequence[Number]) -> torch.Tensor:
+        """Return floats and 0-d tensors, in order, as one flat float64 tensor on the GPU, ``[len(numbers)]``."""
+        vectors = []
+        for are_tensors, same_kind_numbers in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
+            if are_tensors:
+                vectors.append(torch.stack([n.double() for n in same_kind_numbers if isinstance(n, torch.Tensor)]))
+            else:
+                host_numbers = torch.tensor([*same_kind_numbers], dtype=torch.float64, device="cpu")
+                vectors.append(
+                    self._device.pinned(host_numbers).copy_(host_numbers).to(self._device.device, non_blocking=True)
+                )
+        return torch.cat(vectors)
 
-        If the function raises, or earlier work failed, ``fail`` is called with the exception.
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        """Start to copy a tensor to pinned host memory."""
+        self._copies += 1
+        return PinnedCopy(self, self._device.pinned(tensor).copy_(tensor, non_blocking=True), self._copies)
+
+    def catch_up(self) -> None:
+        """Make the host wait for the GPU work of the step before the last.
+
+        The host waits for the work that had been queued at the last call of this method, or at the end of a later job
+        over all ranks. The wait is short, since the GPU has had a whole step to finish.
         """
-        self._run_guarded(fail, lambda: self._call(function))
-
-    def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job (generator of collectives) at once; its GPU work goes to one of several streams, in turn.
-
-        There, the work waits for the last function that ``call`` ran, and for the current stream's work so far, which
-        computes the job's tensors. If the job raises, or earlier work failed, ``fail`` is called with the exception.
-        ``device`` and ``one_round`` have no use here.
-        """
-        self._run_guarded(fail, lambda: self._run_job(job))
-
-    def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Start collectives on the current stream and return their results; the stream waits for them, not the host."""
-        return self.transport.finish(self.transport.launch(collectives))
-
-    def finish(self, started: list[Any]) -> list[Any]:
-        """Return ``started``, the results that ``launch`` returned, unchanged.
-
-        The stream waits for these results; the host does not wait.
-        """
-        return started
-
-    def agree(self, vectors: Sequence[Sequence[Number]]) -> PendingSums:
-        """Start to sum vectors over the ranks that agree on decisions, and to copy the sums to the host.
-
-        Returns:
-            Handle for ``agreed``.
-        """
-        caller_event = self._device.record()
-        with self._on(self._agreement_stream):
-            self._device.follow(caller_event)
-            all_reduces = [AllReduce(self._vector_on_gpu(numbers)) for numbers in vectors]
-            self._agree_transport.finish(self._agree_transport.launch([*all_reduces]))
-            sums = [
-                self._device.pinned(reduce.tensor).copy_(reduce.tensor, non_blocking=True) for reduce in all_reduces
-            ]
-            self._agreement_count += 1
-            self._previous_step_event = self._device.record()
-            return PendingSums(sums, self._previous_step_event, self._agreement_count, vectors)
-
-    def agreed(self, started: PendingSums) -> list[list[float]]:
-        """Return the sums that ``agree`` started, each as a list of floats.
-
-        The host waits only if the sums were started after the last call of ``wait_for_previous_step``, as in a run that
-        was restored from a checkpoint.
-        """
-        if started.call_number > self._agreements_on_host:
+        if self._awaited_event is not None:
             self.host_waits += 1
-            self._wait_for_event(started.arrival)
-        return [vector_sum.tolist() for vector_sum in started.sums]
+            self._wait_for_event(self._awaited_event)
+            self._copies_on_host = self._copies_awaited
+        self._await_next()
 
-    def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether ``finite`` (all gradients were finite) is true on every rank that agrees on decisions.
+    def wait_for_copy(self, arrival: Event, number: int) -> None:
+        """Make the host wait until a copy has arrived, unless ``catch_up`` waited for it.
 
-        The current stream waits for these ranks; the host does not.
+        Args:
+            arrival: event that the GPU reaches when the copy has arrived.
+            number: number of copies up to this one.
         """
-        if self._agree_transport is self.transport:
-            return finite
-        caller_event = self._device.record()
-        with self._on(self._agreement_stream):
-            self._device.follow(caller_event)
-            sum_request = AllReduce(
-                self._vector_on_gpu([finite.double() if isinstance(finite, torch.Tensor) else float(finite)])
-            )
-            self._agree_transport.finish(self._agree_transport.launch([sum_request]))
-            sum_event = self._device.record()
-        self._device.follow(sum_event)
-        return sum_request.tensor[0] == self.agree_world
-
-    def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return the bool scalar (0-d tensor) itself: reading its value would make the host wait for the GPU."""
-        return finite
-
-    def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Start to copy a bool tensor, of any shape, to pinned host memory, and return the copy.
-
-        The host may read the copy after two calls of ``wait_for_previous_step``.
-        """
-        return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
-
-    def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return floats and 0-d tensors unchanged: reading a tensor's value would make the host wait for the GPU."""
-        return [*numbers]
-
-    def wait_for_previous_step(self) -> None:
-        """Make the host wait for the GPU work of the step before the last. Called before each step.
-
-        The host waits for the work that the current stream had queued at the last call of this method or of ``agree``,
-        and for all sums that ``agree`` has started. The wait is short, since the GPU has had a whole step to finish.
-        """
-        if self._previous_step_event is not None:
+        if number > self._copies_on_host:
             self.host_waits += 1
-            self._wait_for_event(self._previous_step_event)
-            self._agreements_on_host = self._agreement_count
-        caller_event = self._device.record()
-        with self._on(self._agreement_stream):
-            self._device.follow(caller_event)
-            self._previous_step_event = self._device.record()
+            self._wait_for_event(arrival)
+
+    def _await_next(self) -> None:
+        """Let the next ``catch_up`` wait for the work that is queued on the current stream."""
+        self._awaited_event, self._copies_awaited = self._device.record(), self._copies
+
+    # jobs
+
+    def submit(self, job: Job[T], alone: bool = False, timed: bool = False) -> "Future[T]":
+        """Run a job at once; its GPU work goes to the main stream if the job is alone, otherwise to a side stream.
+
+        There, the work waits for the current stream's work so far, which computes the job's tensors. See ``Executor``.
+        """
+        future: Future[T] = Future()
+        try:
+            if self._failure is None:
+                if self._device.capturing:
+                    raise RuntimeError(
+                        "gravac cannot be captured into a CUDA graph: what it sends changes while training; capture "
+                        "forward and backward without the exchange (no_sync), or leave DistributedDataParallel out"
+                    )
+                future.set_result(self._run_alone(job, timed) if alone else self._run_beside_others(job, timed))
+                return future
+        except BaseException as failure:
+            self._give_up(failure, no_answer=isinstance(failure, ExchangeError))
+        assert self._failure is not None
+        fail(future, self._failure)
+        return future
 
     def order(self) -> None:
-        """Make the current stream wait for all work that was queued so far; the host does not wait."""
+        """Make the current stream wait for all jobs that were submitted so far; the host does not wait."""
         self.join()
 
     def join(self) -> None:
         """Make the current stream wait for all work that was queued on other streams; the host does not wait."""
-        for event in (*self._job_end_events, *([self._call_end_event] if self._call_end_event else ())):
+        for event in (*self._job_end_events, *([self._alone_end_event] if self._alone_end_event else ())):
             self._device.follow(event)
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Make the host wait until the GPU has done all queued work; return False if ``seconds`` passed before.
+        """Make the host wait until the GPU has done all jobs; return False if ``seconds`` passed before.
 
         After a failure, the host waits for at most ``FAILED_SECONDS``.
 
@@ -279,14 +245,14 @@ class StreamExecutor:
         return self._wait_for_event(end_event, seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Make all later work fail with an exception, and tell the other ranks.
+        """Make all later jobs fail with an exception, and tell the other ranks.
 
         The GPU finishes the work that is queued already.
         """
         self._give_up(failure, no_answer=False)
 
     def close(self, wait: bool = True) -> None:
-        """Make all later work fail; there is no thread to end.
+        """Make all later jobs fail; there is no thread to end.
 
         Args:
             wait: whether, if this rank failed, to wait for at most ``LINGER_SECONDS`` until the other ranks have read
@@ -299,7 +265,7 @@ class StreamExecutor:
     # internal methods
 
     def _give_up(self, failure: BaseException, no_answer: bool) -> None:
-        """Make all later work fail with an exception, and tell the other ranks.
+        """Make all later jobs fail with an exception, and tell the other ranks.
 
         Args:
             failure: the exception.
@@ -334,88 +300,72 @@ class StreamExecutor:
         event.synchronize()  # returns at once; tools that record the host's waits see this call
         return True
 
-    def _call(self, function: Callable[[], None]) -> None:
-        """Call a function with ``_main_stream`` as current stream, after the caller's stream and all earlier work."""
+    def _run_alone(self, job: Job[T], timed: bool) -> T:
+        """Run a job on the main stream, after the caller's stream and all earlier work; return the job's result."""
         caller_event = self._device.record()
         with self._on(self._main_stream):
             self._device.follow(caller_event)
             self.order()
             self._job_end_events.clear()
-            function()
-            self._call_end_event = self._device.record()
+            result, _ = self._run_to_end(job, timed)
+            self._alone_end_event = self._device.record()
+            return result
 
-    def _run_job(self, job: Job) -> None:
-        """Run a job (generator of collectives) with the next of ``_side_streams`` as current stream.
+    def _run_beside_others(self, job: Job[T], timed: bool) -> T:
+        """Run a job on the next side stream, after the last job that was alone; return the job's result.
 
-        The stream first waits for the last function that ``call`` ran, and for the work on the job's tensors.
+        The stream first waits for the work on the job's tensors. A job that yields nothing leaves its tensors to a
+        later job.
         """
-        self._handed_over_events.append(self._device.record())
+        self._submitted_events.append(self._device.record())
         with self._on(self._side_streams[self._next_side_index]):
-            for event in (*([self._call_end_event] if self._call_end_event else ()), *self._handed_over_events):
+            for event in (*([self._alone_end_event] if self._alone_end_event else ()), *self._submitted_events):
                 self._device.follow(event)
-            if self._run_to_end(job):
+            result, has_yielded = self._run_to_end(job, timed)
+            if has_yielded:
                 self._job_end_events.append(self._device.record())
-                self._handed_over_events.clear()
+                self._submitted_events.clear()
                 self._next_side_index = (self._next_side_index + 1) % SIDE_STREAM_COUNT
+            return result
 
-    def _run_to_end(self, job: Job) -> bool:
-        """Run a generator of collectives to its end; return False if it yields none.
-
-        A generator yields none if a later generator exchanges its tensors.
-        """
+    def _run_to_end(self, job: Job[T], timed: bool) -> tuple[T, bool]:
+        """Run a job to its end on the current stream; return its result, and whether it yielded any collectives."""
         began_event = self._device.record()
-        try:
-            requests = next(job)
-        except StopIteration:
-            return False
+        has_yielded = sums_to_host = False
+        resume: Callable[[], list[Collective]] = job.__next__
         while True:
-            sent_event = self._device.record()
-            self._coding_intervals.append(Interval(began_event, sent_event))
             try:
-                results = self.transport.finish(self.transport.launch(requests))
+                requests = resume()
+            except StopIteration as end:
+                if timed and has_yielded:
+                    self._coding_intervals.append(Interval(began_event, self._device.record()))
+                if sums_to_host:
+                    self._await_next()
+                return end.value, has_yielded
+            is_over_all = isinstance(requests, Round) and requests.over_all
+            sums_to_host, has_yielded = isinstance(requests, Round) and requests.over_all and requests.last, True
+            sent_event = self._device.record()
+            transport = self._agree_transport if is_over_all else self.transport
+            try:
+                with self._timed_bytes.counting(timed):
+                    pending = transport.launch([*requests])
+                results = transport.finish(pending)
             except Exception as failure:
                 job.throw(failure)  # the job adds the names of the exchanged tensors
                 raise
+            if timed:
+                self._coding_intervals.append(Interval(began_event, sent_event))
             began_event = self._device.record()
-            self._exchange_intervals.append(Interval(sent_event, began_event))
-            try:
-                requests = job.send(results)
-            except StopIteration:
-                self._coding_intervals.append(Interval(began_event, self._device.record()))
-                return True
-
-    def _run_guarded(self, fail: Fail, function: Callable[[], None]) -> None:
-        """Call a function; if it raises, call ``fail`` with the exception, and make all later work fail.
-
-        After a failure, only ``fail`` is called, with that failure's exception.
-        """
-        try:
-            if self._failure is None:
-                if self._device.capturing:
-                    raise RuntimeError(
-                        "gravac cannot be captured into a CUDA graph: what it sends changes while training; capture "
-                        "forward and backward without the exchange (no_sync), or leave DistributedDataParallel out"
-                    )
-                function()
-                return
-        except BaseException as failure:
-            self._give_up(failure, no_answer=isinstance(failure, ExchangeError))
-        self._call_guarded(fail, self._failure)
+            if timed:
+                self._exchange_intervals.append(Interval(sent_event, began_event))
+            resume = _send(job, results)
 
     @contextlib.contextmanager
     def _on(self, stream: Stream) -> Iterator[None]:
         with self._device.on(stream), torch.no_grad():
             yield
 
-    def _vector_on_gpu(self, numbers: Sequence[Number]) -> torch.Tensor:
-        """Return floats and 0-d tensors, in order, as one flat float64 tensor on the GPU, ``[len(numbers)]``."""
-        vectors = []
-        for are_tensors, same_kind_numbers in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
-            if are_tensors:
-                vectors.append(torch.stack([n.double() for n in same_kind_numbers if isinstance(n, torch.Tensor)]))
-            else:
-                host_numbers = torch.tensor([*same_kind_numbers], dtype=torch.float64, device="cpu")
-                vectors.append(
-                    self._device.pinned(host_numbers).copy_(host_numbers).to(self._device.device, non_blocking=True)
-                )
-        return torch.cat(vectors)
+
+def _send(job: Job[Any], results: list[Any]) -> Callable[[], list[Collective]]:
+    """Return a function that resumes a job with results."""
+    return lambda: job.send(results)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gravac.collectives import AllGather, AllReduce, Broadcast
-from gravac.exchange.executor import Returning
+from gravac.exchange.executor import Job
 from gravac.settings import SettingsError
 from gravac.sources.local_model import optimizer_of_user
 
@@ -46,7 +46,7 @@ def equalize_ranks(
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
     device: torch.device,
-) -> Returning[list[int]]:
+) -> Job[list[int]]:
     """Make optimizer states and scaler equal on all ranks; if anything still differs, copy rank 0's tensors and states.
 
     Args:
@@ -70,7 +70,7 @@ def equalize_ranks(
 # optimizer states
 
 
-def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Returning[None]:
+def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Job[None]:
     """Average the optimizers' states over the ranks; all ranks have the same bits afterwards.
 
     - A floating-point tensor becomes the mean over the ranks whose tensor is finite; zeros if no rank has a finite
@@ -246,7 +246,7 @@ def _refuse_not_plain(optimizer: torch.optim.Optimizer, key: str, state: torch.T
         )
 
 
-def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Returning[list[_StateEntry]]:
+def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Job[list[_StateEntry]]:
     """Exchange descriptions of the ranks' states; return an entry for each state that at least one rank has.
 
     The entries are the same, in the same order, on all ranks.
@@ -277,7 +277,7 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
     return [entries[key] for key in sorted(entries)]
 
 
-def gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
+def gather_texts(text: str, device: torch.device) -> Job[list[str]]:
     """Gather a text from each rank; return the texts, by rank."""
     packed_text = zlib.compress(text.encode(), 1)
     ((length_rows,),) = yield [AllGather(torch.tensor([len(packed_text)], dtype=torch.int64, device=device))]
@@ -322,7 +322,7 @@ def _average_moments(
     chunk: Sequence[_StateEntry],
     mean_dtype: torch.dtype,
     device: torch.device,
-) -> Returning[None]:
+) -> Job[None]:
     """Average each moment (tensor of floating-point numbers, such as Adam's ``exp_avg``) of a chunk, in one all-reduce.
 
     The mean is over the ranks whose moment is finite. To count these ranks, the all-reduced tensor ends with a number
@@ -349,7 +349,7 @@ def _average_moments(
 
 def _broadcast_entries(
     optimizers: Sequence[torch.optim.Optimizer], entries: Sequence[_StateEntry], device: torch.device
-) -> Returning[None]:
+) -> Job[None]:
     """Copy each tensor that the entries describe to all ranks, bit for bit, from the lowest rank that has the tensor.
 
     Entries of kind ``"number"`` are skipped.
@@ -371,7 +371,7 @@ def _broadcast_entries(
 
 def copy_from_first(
     tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer], device: torch.device
-) -> Returning[None]:
+) -> Job[None]:
     """Copy rank 0's tensors and optimizer states to all ranks, bit for bit.
 
     Rank 0 sends each byte once. If rank 0 lacks a state, the first rank that has the state sends it.
@@ -397,7 +397,7 @@ def copy_from_first(
     yield from _broadcast(chunk, device)
 
 
-def _broadcast(tensors: Sequence[torch.Tensor], device: torch.device) -> Returning[None]:
+def _broadcast(tensors: Sequence[torch.Tensor], device: torch.device) -> Job[None]:
     """Copy rank 0's tensors to all ranks, in one broadcast."""
     byte_counts = [*map(_nbytes, tensors)]
     packed_bytes = _pack_bytes(tensors, byte_counts, device)
@@ -438,7 +438,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 # the scaler
 
 
-def equalize_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Returning[None]:
+def equalize_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Job[None]:
     """Give the scalers of all ranks the smallest scale, and the smallest number of steps since the scale changed.
 
     Called between ``update()`` and the next ``scale()`` of the scaler.
@@ -460,7 +460,7 @@ def equalize_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Retur
 
 def differing_ranks(
     tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer], device: torch.device
-) -> Returning[list[int]]:
+) -> Job[list[int]]:
     """Return the ranks whose tensors or optimizer states differ from rank 0's in any bit.
 
     The ranks compare a checksum of 64 bits. A change within a single word of 8 bytes always changes the checksum. Any

@@ -194,7 +194,6 @@ class NativeWatch:
             step_is_slow = slowest_s > SLOW_STEP_RATIO * self._engine.deciding.agreed_step_s
             self._times_checked = len(self._step_seconds)
         self._slow_step_check = self._engine.sum_over_ranks("the check for slow native steps", [float(step_is_slow)])
-        self._slow_step_check.receive()  # at once: the executor has nothing else to do in native steps
         self._check_sent_at_step = self._stretch_state.made
 
     def _read_slow_step_check(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gravac.collectives import Broadcast
-from gravac.exchange.executor import Returning
+from gravac.exchange.executor import Job
 from gravac.modes.equalizing import CHUNK_BYTES, bytes_of, gather_texts
 
 
@@ -117,9 +117,7 @@ def allowed_distance(dtype: torch.dtype, magnitude: float, steps: int) -> float:
     return torch.finfo(dtype).eps * magnitude * units
 
 
-def differences_from_first(
-    tensors: Mapping[str, ReplicatedTensor], device: torch.device, steps: int
-) -> Returning[Verdict]:
+def differences_from_first(tensors: Mapping[str, ReplicatedTensor], device: torch.device, steps: int) -> Job[Verdict]:
     """Compare tensors with rank 0's, and return what all ranks found.
 
     Tensors are compared if all ranks have them, and at least one rank trains them. An optimizer's state that only some
@@ -174,7 +172,7 @@ class _Distance:
     magnitude: float = 0.0
 
 
-def _distances(tensors: Sequence[torch.Tensor], device: torch.device) -> Returning[list[_Distance]]:
+def _distances(tensors: Sequence[torch.Tensor], device: torch.device) -> Job[list[_Distance]]:
     """Return how far this rank's tensors are from rank 0's; rank 0 sends its tensors."""
     distances = [_Distance() for _ in tensors]
     for pieces in _cut(tensors):

@@ -30,7 +30,7 @@ from torch._compile import _disable_dynamo
 
 from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
-from gravac.exchange.executor import Number
+from gravac.exchange.reading import Number
 from gravac.modes.equalizing import checksum_of
 from gravac.modes.replica_differences import ReplicatedTensor, Verdict, differences_from_first
 from gravac.sources.ddp import NO_BACKWARD
@@ -272,13 +272,10 @@ class ReplicaGuard:
         assert self._checksum is not None
         own_numbers = numbers_to_sum(self._checksum)
         self._checksum, self._steps_when_sent = None, self._steps
-        host_looks = self._engine.schedule.host_looks
         numbers: list[Number] = [0.0] * (SUMS_PER_CHECKSUM * self._replica_group.agree_ranks)
         first_slot = SUMS_PER_CHECKSUM * self._replica_group.position
-        numbers[first_slot : first_slot + SUMS_PER_CHECKSUM] = own_numbers.tolist() if host_looks else [*own_numbers]
+        numbers[first_slot : first_slot + SUMS_PER_CHECKSUM] = self._engine.executor.numbers([*own_numbers])
         self._rank_sums = self._engine.sum_over_ranks("the ranks' checksums of weights", numbers)
-        if host_looks:
-            self._rank_sums.receive()
         if self._every_step:
             self._read_sums()
 
@@ -287,8 +284,6 @@ class ReplicaGuard:
         if self._rank_sums is None:
             return
         rank_sums, self._rank_sums = self._rank_sums, None
-        if not self._engine.schedule.host_looks:
-            rank_sums.receive()
         sums, world = rank_sums.result(), self._engine.executor.world
         slots = (sums[start : start + SUMS_PER_CHECKSUM] for start in range(0, len(sums), SUMS_PER_CHECKSUM))
         if all(checksums_are_equal(slot, world) for slot in slots if any(slot)):
@@ -362,7 +357,6 @@ class ReplicaGuard:
         flags = [0.0] * executor.agree_world
         flags[executor.agree_rank] = float(is_true)
         rank_sums = self._engine.sum_over_ranks("which ranks hold other weights", flags)
-        rank_sums.receive()
         return [rank for rank, flag in enumerate(rank_sums.result()) if flag]
 
     @property

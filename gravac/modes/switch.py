@@ -291,7 +291,7 @@ class Switch:
         It does not tell that if ranks exchanged in the forward, or if the host did not wait for the device.
         """
         forward_s = self._forward_clock.stop()
-        if forward_s is None or self._source.forward_exchanges or not self._engine.schedule.host_looks:
+        if forward_s is None or self._source.forward_exchanges or self._engine.executor.lag:
             return
         if self.mode == "native":
             self._native_watch.forward_ended(forward_s)

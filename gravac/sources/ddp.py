@@ -26,8 +26,10 @@ from gravac.averaging.tensors import memory_shape, refuse_complex
 from gravac.candidate import Candidate
 from gravac.compressors.base import Compressor
 from gravac.engine.engine import Engine
+from gravac.engine.handle import Averaged
 from gravac.engine.inputs import StepInputs
-from gravac.exchange.executor import Mark, Number
+from gravac.exchange.executor import Mark
+from gravac.exchange.reading import Number
 from gravac.settings import SettingsError
 from gravac.sources.ddp_private import (
     ReducerParameters,
@@ -440,7 +442,8 @@ class DDPAdapter:
         pieces = [self._arrived_pieces[name][0] for name in group]
         buckets = dict.fromkeys(self._arrived_pieces[name][1] for name in group)
 
-        def ended(failure: BaseException | None) -> None:
+        def ended(averaged: Averaged) -> None:
+            failure = averaged.exception()
             for bucket in buckets:
                 if failure is not None:
                     bucket.fail(failure)
@@ -450,7 +453,7 @@ class DDPAdapter:
                 except BaseException as error:  # otherwise backward() would wait for the bucket for ever
                     bucket.fail(error)
 
-        self._engine.exchange(pieces, buffer, is_last, ended)
+        self._engine.submit(pieces, buffer, is_last, ended)
 
     def _pieces_of(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """Return a bucket's gradients, each as a flat view of the bucket's buffer; cached until the buffer changes."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.exchange.executor import Number
+from gravac.exchange.reading import Number
 from gravac.settings import SettingsError
 
 NAMES_FOR_REBUILD = (

@@ -304,7 +304,7 @@ class FSDP2Source(HookedSource):
         """Hand the gradients of one ``fully_shard`` call that have arrived to the engine, which averages them."""
         pieces, step.pending_pieces = step.pending_pieces, []
         buffer = _common_buffer(pieces)
-        step.handles.append(self._engine.exchange(pieces, buffer))
+        step.handles.append(self._engine.submit(pieces, buffer))
 
     def _end_step(self, step: _Step) -> None:
         """End the engine's step, put the means into ``.grad``, and call the users' hooks that wait for the means.
@@ -326,7 +326,6 @@ class FSDP2Source(HookedSource):
         add_times = self._times_writer()
         if step.pending_pieces:
             self._send_unit(step)
-        self._engine.flush()
         self._engine.end(add_times)
         for handle in step.handles:
             handle.wait()

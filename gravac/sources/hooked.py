@@ -18,7 +18,8 @@ from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
-from gravac.exchange.executor import Mark, Number
+from gravac.exchange.executor import Mark
+from gravac.exchange.reading import Number
 from gravac.sources.ddp import NO_BACKWARD, learning_rate
 from gravac.sources.ddp_private import UncompiledHook
 

@@ -97,7 +97,7 @@ class World:
             engine.deciding.decision = engine.decision and self.controller.decision
             begun.append(engine.begin())
             for group in layout:
-                handles.append(engine.exchange([Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group]))
+                handles.append(engine.submit([Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group]))
                 engine.flush()
             engine.end()
         self.lockstep.run()

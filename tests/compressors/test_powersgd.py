@@ -72,7 +72,7 @@ class Run:
         before = [{key: (value, value.clone()) for key, value in state.items()} for state in self.states]
         ledgers = [Ledger(self.world) for _ in xs]
         rounds = [
-            fuse([self.compressor.rounds(x.reshape(-1), cf, ctx)], finite=True)
+            fuse([self.compressor.rounds(x.reshape(-1), cf, ctx)])
             for x, ctx in zip(xs, self.contexts(xs[0].dtype), strict=True)
         ]
         got = [one.reduced[0] for one in memory.run(rounds, ledgers) if one is not None]

@@ -255,7 +255,7 @@ def test_traffic_knows_that_many_ranks_need_wider_lanes(compressor: Compressor) 
     world, shape = 128, (3, 3)
     ledgers = [Ledger(world) for _ in range(world)]
     contexts = [Context(rank=rank, world=world, shape=shape) for rank in range(world)]
-    memory.run([fuse([compressor.rounds(torch.ones(9), 1.0, c)], finite=True) for c in contexts], ledgers)
+    memory.run([fuse([compressor.rounds(torch.ones(9), 1.0, c)]) for c in contexts], ledgers)
     predicted = sum(traffic.payload_bytes for traffic in compressor.traffic(shape, 1.0, torch.float32, world))
     assert predicted == 4 + 20
     assert predicted <= ledgers[0].payload_bytes <= predicted + 16

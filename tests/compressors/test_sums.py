@@ -139,7 +139,7 @@ def ratio(compressor: Compressor, cf: float, ranks: int, side: int = 256) -> flo
     ledgers = [Ledger(ranks) for _ in xs]
     memory.run(
         [
-            fuse([compressor.rounds(x.view(-1), cf, Context("w", 0, r, ranks, 0, (side, side)))], finite=True)
+            fuse([compressor.rounds(x.view(-1), cf, Context("w", 0, r, ranks, 0, (side, side)))])
             for r, x in enumerate(xs)
         ],
         ledgers,

@@ -45,7 +45,7 @@ def alone(rank: int, compressor: Compressor) -> tuple[torch.Tensor, torch.Tensor
     transport = GroupTransport(dist.group.WORLD)  # type: ignore[arg-type]
     x = gradients()[rank]
     rounds = compressor.rounds(x.view(-1), cf_of(compressor), Context("w", 0, rank, WORLD, 0, (40, 33)))
-    job = fuse([rounds], finite=True)
+    job = fuse([rounds])
     requests = next(job)
     while True:
         try:

@@ -272,7 +272,7 @@ def test_a_failure_reaches_every_handle_and_every_later_one() -> None:
     handles, told = [], []
     for rank, door in enumerate(doors):
         door.begin()
-        handles.append(door.exchange([Piece("w", torch.ones(4096 + rank), (64, 64))]))
+        handles.append(door.submit([Piece("w", torch.ones(4096 + rank), (64, 64))]))
         handles[-1].then(told.append)
         door.end()
     for handle in handles:

@@ -84,7 +84,7 @@ class Run:
         self._case, self._script = case, script
         script.made = checkpoint["made"]
         self._lockstep = (
-            Lockstep(case.ranks, latency=LATENCY, host_looks=False, seconds=1e-3) if case.in_memory else None
+            Lockstep(case.ranks, host_looks=False, seconds=1e-3) if case.in_memory else None
         )
         executors = {rank: None} if self._lockstep is None else dict(enumerate(self._lockstep.executors))
         self._ranks = {

@@ -74,7 +74,7 @@ class Ranks:
         host_looks: bool = True,
         **settings: Any,
     ) -> None:
-        self.lockstep = Lockstep(ranks, latency=2 if host_looks else 3, host_looks=host_looks, seconds=clock)
+        self.lockstep = Lockstep(ranks, host_looks=host_looks, seconds=clock)
         self.modules = [make() for _ in range(ranks)]
         self.inner = [inner(module.parameters()) for module in self.modules]
         plain: dict[str, Any] = {

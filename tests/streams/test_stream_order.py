@@ -111,9 +111,9 @@ def train(seed: int, base: Compressor, without: str | None = None) -> FakeDevice
                     told.append((device.record(), names))
 
                 if draw.random() < 0.7:
-                    handles.append(engine.exchange(pieces, then=then))
+                    handles.append(engine.submit(pieces, then=then))
                 else:
-                    handles.append(engine.exchange(pieces))
+                    handles.append(engine.submit(pieces))
                     handles[-1].then(then)
             if draw.random() < 0.5:  # somebody looks, in the middle of a step
                 executor.drain()

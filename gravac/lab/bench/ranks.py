@@ -82,7 +82,7 @@ class GravacRank:
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
         """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
         self._averager.measure(StepRecording(step, Candidate("hook", self._averager.base.name, self._cf)))
-        return self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
+        yield from self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
 
     def commit(self) -> None:
         """End the step; see ``Rank.commit``."""

@@ -33,8 +33,8 @@ import torch
 
 from gravac.collectives import AllReduce
 from gravac.engine.engine import Engine
-from gravac.engine.handle import fail
-from gravac.exchange.executor import Job, Returning
+from gravac.exchange.executor import Job
+from gravac.exchange.reading import HostCopy
 from gravac.modes.equalizing import gather_texts
 
 WEIGHT_TOLERANCE = 1e-5
@@ -100,7 +100,7 @@ class BufferExchange:
         shapes: shapes of this rank's buffers when they were sent, by name.
         has_counts: whether ranks have counted on which ranks each element is finite.
         flags_on_host: the two ``Flags``, then for each of ``names`` whether elements of this rank, which are not
-            finite, are replaced by finite ones, bool, in host memory; complete as ``Executor.to_host`` says.
+            finite, are replaced by finite ones, on their way to the host; ``None`` before the exchange has ended.
         reshaped_names: names of the buffers whose anchors have a new shape, on which ranks agreed.
         misfit_name: name of a buffer that has different new shapes on different ranks; empty if none has.
     """
@@ -115,7 +115,7 @@ class BufferExchange:
         self.anchors = dict(anchors)
         self.shapes = {name: buffer.shape for name, buffer in buffers.items()}
         self.has_counts = False
-        self.flags_on_host = torch.empty(0, dtype=torch.bool, device="cpu")
+        self.flags_on_host: HostCopy | None = None
         self.reshaped_names: list[str] = []
         self.misfit_name = ""
         self._weight, self._engine, self._world = weight, engine, engine.executor.world
@@ -124,7 +124,7 @@ class BufferExchange:
         self._groups = self._make_groups(
             {name: _flat(buffer) for name, buffer in buffers.items() if not is_reshaped[name]}
         )
-        self._arrival_future: Future[None] = Future()
+        self._arrival_future: Future[None] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -134,7 +134,7 @@ class BufferExchange:
     @property
     def has_arrived(self) -> bool:
         """True if the exchange has ended, or failed."""
-        return self._arrival_future.done()
+        return self._arrival_future is not None and self._arrival_future.done()
 
     def wait(self) -> None:
         """Wait until the exchange has ended.
@@ -142,6 +142,7 @@ class BufferExchange:
         Raises:
             ExchangeError: a rank did not answer.
         """
+        assert self._arrival_future is not None
         self._arrival_future.result()
 
     def send(self, expected: Flags) -> None:
@@ -150,22 +151,16 @@ class BufferExchange:
         Args:
             expected: flags of an earlier round, used if the host must not wait for the device.
         """
-        if expected.differ and not self._engine.executor.host_looks:
+        if expected.differ and self._engine.executor.lag:
             self._count()
-        self._engine.run_in_step(f"{len(self.anchors)} buffers", self._job(expected), self._ended)
+        self._arrival_future = self._engine.submit_job(f"{len(self.anchors)} buffers", self._job(expected))
 
-    def _ended(self, failure: BaseException | None) -> None:
-        if failure is not None:
-            fail(self._arrival_future, failure)
-        else:
-            self._arrival_future.set_result(None)
-
-    def _job(self, expected: Flags) -> Job:
+    def _job(self, expected: Flags) -> Job[None]:
         executor, device = self._engine.executor, self._engine.device
         yield from self._sum([group.sums for group in self._groups])
         flags = self._groups[0].sums[-2:] > 0
         differ, reshaped = (
-            expected_flag if isinstance(verdict := executor.judge(flag), torch.Tensor) else verdict
+            expected_flag if (known_flag := executor.known(flag)) is None else known_flag
             for flag, expected_flag in zip(flags, expected, strict=True)
         )
         has_new_shapes = reshaped and (yield from self._agree_on_shapes())
@@ -177,17 +172,17 @@ class BufferExchange:
             yield from self._sum([group.counts for group in self._groups if group.counts is not None])
             self.has_counts = True
         self.flags_on_host = executor.to_host(torch.cat([flags, *map(self._replaced, self._groups)]))
-        if device.type == "cuda" and (executor.host_looks or has_new_shapes):
+        if device.type == "cuda" and has_new_shapes:
             torch.cuda.current_stream(device).synchronize()  # tensors were made on this stream, for another stream
 
-    def _sum(self, tensors: list[torch.Tensor]) -> Returning[None]:
+    def _sum(self, tensors: list[torch.Tensor]) -> Job[None]:
         """Replace tensors by their sums over the ranks, in place."""
         totals = yield [AllReduce(tensor) for tensor in tensors]
         for tensor, total in zip(tensors, totals, strict=True):
             if total is not tensor:
                 tensor.copy_(total)
 
-    def _agree_on_shapes(self) -> Returning[bool]:
+    def _agree_on_shapes(self) -> Job[bool]:
         """Gather the shapes of buffers that no longer have their anchor's shape; return whether anchors changed."""
         new_shapes = {name: [*buffer.shape] for name, buffer in self._reshaped_buffers.items()}
         texts = yield from gather_texts(json.dumps(new_shapes), self._engine.device)

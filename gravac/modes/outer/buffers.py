@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gravac.engine.engine import Engine
-from gravac.exchange.executor import Verdict, choose
+from gravac.exchange.reading import AT_ONCE, Finite, Reads
 from gravac.modes.outer.buffer_exchange import BufferExchange, Flags
 from gravac.sources.weights import refuse_overlap
 
@@ -57,6 +57,7 @@ class Buffers:
             if self._is_averaged(name, buffer):
                 self._refuse_unfit(name, buffer)
                 self.anchors[name] = buffer.detach().resolve_conj().clone()
+        self._reads: Reads = AT_ONCE
         self._exchange: BufferExchange | None = None  # the newest
         self._expected_flags = Flags(differ=True, reshaped=False)
         self._new_anchors: dict[str, torch.Tensor] = {}  # of the newest exchange, whether applied or not
@@ -106,17 +107,18 @@ class Buffers:
         buffers = self._averaged_buffers
         if not buffers:
             return None
+        self._reads = engine.executor
         self._exchange = BufferExchange(self.anchors, buffers, weight, engine)
         self._exchange.send(Flags(True, True) if looks else self._expected_flags)
         return self._exchange
 
     @torch.no_grad()
-    def apply_mean(self, mean_applied: Verdict = True) -> None:
+    def apply_mean(self, mean_applied: Finite = None) -> None:
         """Move the anchors to the means over the ranks, which have arrived.
 
         Args:
             mean_applied: whether the mean of the weights that were sent with the buffers was applied; if not, the
-                buffers' anchors stay, too. A 0-d bool tensor if the host must not wait for the device.
+                buffers' anchors stay, too.
 
         Raises:
             ValueError: a buffer has different new shapes on different ranks.
@@ -136,10 +138,10 @@ class Buffers:
             if anchor.shape != self.anchors[name].shape:
                 self.anchors[name] = new_anchor
             else:
-                self.anchors[name].copy_(choose(mean_applied, new_anchor, self.anchors[name]))
+                self.anchors[name].copy_(self._reads.choose(mean_applied, new_anchor, self.anchors[name]))
 
     @torch.no_grad()
-    def apply_anchors(self, mean_applied: Verdict = True) -> None:
+    def apply_anchors(self, mean_applied: Finite = None) -> None:
         """Move the module's buffers to the anchors, except for the fraction of a buffer that the rank keeps.
 
         An element that is finite on this rank stays if its anchor is not finite: the next round sends the element. An
@@ -148,7 +150,7 @@ class Buffers:
 
         Args:
             mean_applied: whether the mean of the weights that were sent with the buffers was applied; if not, only
-                elements that are not finite change. A 0-d bool tensor if the host must not wait for the device.
+                elements that are not finite change.
         """
         has_counts = self._exchange is None or self._exchange.has_counts
         moved_buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # written at the end: buffers may share memory
@@ -162,7 +164,7 @@ class Buffers:
                 buffer = self._module.get_buffer(name).detach()
             local, shared = _real(buffer.resolve_conj()), _real(anchor.to(buffer))
             mixed = _interpolate(local, shared, 1 - self._local_fraction) if self._local_fraction else shared
-            moved = choose(mean_applied, torch.where(shared.isfinite(), mixed, local), local)
+            moved = self._reads.choose(mean_applied, torch.where(shared.isfinite(), mixed, local), local)
             healed = shared if has_counts else local
             if name in self._new_anchors and self._new_anchors[name].numel() == local.numel():
                 new_anchor = self._new_anchors[name].view(local.shape).to(local)
@@ -179,7 +181,8 @@ class Buffers:
         Args:
             exchange: an exchange that has ended; its flags are in host memory.
         """
-        differ, reshaped, *replaced = exchange.flags_on_host.tolist()
+        assert exchange.flags_on_host is not None
+        differ, reshaped, *replaced = map(bool, exchange.flags_on_host.read())
         self._expected_flags = Flags(differ, reshaped)
         names = [name for name, is_replaced in zip(exchange.names, replaced, strict=True) if is_replaced]
         new_names = [name for name in names if name not in self._warned_names]

@@ -26,8 +26,9 @@ import torch
 from gravac.averaging.plan import Piece
 from gravac.averaging.tensors import flat, memory_shape
 from gravac.engine.engine import Engine
-from gravac.engine.handle import fail
-from gravac.exchange.executor import Mark, Verdict
+from gravac.engine.handle import Averaged
+from gravac.exchange.executor import Executor, Mark, fail
+from gravac.exchange.reading import AT_ONCE, Finite, HostCopy, Reads
 from gravac.modes.outer.anchors import AnchorStorage, State, exchange_dtype
 from gravac.modes.outer.buffer_exchange import BufferExchange
 
@@ -53,12 +54,10 @@ class PendingFragment:
         round_number: number of the round.
         local_squared_norm: squared norm of the pseudo-gradient that this rank sends, 0-d, float64.
         mean_squared_norm: squared norm of the mean over the ranks, 0-d, float64.
-        local_finite: whether all numbers that this rank sends are finite; a 0-d bool tensor if the host must not wait
-            for the device.
-        mean_finite: once ``has_arrived``, whether all means are finite, and therefore applied: the same on all ranks; a
-            0-d bool tensor if the host must not wait for the device.
-        finite_flags_on_host: ``[mean_finite, local_finite]``, ``[2]``, bool, in host memory, to be read two rounds
-            later; ``None`` before the means have arrived, or if both are ``bool`` already.
+        local_finite: whether all numbers that this rank sends are finite.
+        mean_finite: once ``has_arrived``, whether all means are finite, and therefore applied: the same on all ranks.
+        finite_flags_on_host: ``[mean_finite, local_finite]``, on their way to the host, to be read two rounds later;
+            ``None`` before the means have arrived, or if the host may read both at once.
         reset_text: text that says which tensors this rank reset after it sent numbers that are not finite; or empty.
         buffers: exchange of the model's buffers, in flight together with the last fragment; otherwise ``None``.
         waits_since: time since which training waits for the exchange; ``None`` if training does not wait.
@@ -78,50 +77,48 @@ class PendingFragment:
         shapes_and_views = zip(fragment.exchange_shapes.items(), views, strict=True)
         self.pieces = tuple(Piece(name, view, shape) for (name, shape), view in shapes_and_views)
         self.local_squared_norm = self.mean_squared_norm = _squared_norm(self.flat)
-        self.local_finite: Verdict = True
-        self.mean_finite: Verdict = True
-        self.finite_flags_on_host: torch.Tensor | None = None
+        self.local_finite: Finite = None
+        self.mean_finite: Finite = None
+        self.finite_flags_on_host: HostCopy | None = None
         self.reset_text = ""
         self.buffers: BufferExchange | None = None
-        self._engine: Engine | None = None
+        self._executor: Executor | None = None
         self.waits_since: Mark | None = None
         self._arrival_future: Future[None] = Future()
 
-    def check_local_finite(self, engine: Engine) -> Verdict:
+    @property
+    def reads(self) -> Reads:
+        """When the host may read whether the means are finite."""
+        return AT_ONCE if self._executor is None else self._executor
+
+    def check_local_finite(self, engine: Engine) -> torch.Tensor:
         """Compute and return ``local_finite``: whether all numbers that this rank sends are finite.
 
         Args:
             engine: exchanges the pseudo-gradient.
         """
-        self._engine = engine
-        self.local_finite = engine.executor.judge(torch.isfinite(self.local_squared_norm))
+        self._executor = engine.executor
+        self.local_finite = torch.isfinite(self.local_squared_norm)
         return self.local_finite
 
-    def complete_exchange(self, failure: BaseException | None) -> None:
+    def complete_exchange(self, averaged: Averaged) -> None:
         """Record that ``pieces`` hold the means over the ranks, or that the exchange failed. Called by the executor.
 
         Args:
-            failure: exception of the exchange; ``None`` if it succeeded.
+            averaged: future of the exchange, which has ended.
         """
         try:
-            if failure is not None:
-                raise failure
-            self._check_mean_finite()
+            self.mean_finite = averaged.result()
+            self.mean_squared_norm = _squared_norm(self.flat)
+            if self._executor is not None and self._executor.lag:
+                assert self.mean_finite is not None
+                assert self.local_finite is not None
+                flags = torch.stack([self.mean_finite, self.local_finite])
+                self.finite_flags_on_host = self._executor.to_host(flags)
         except BaseException as error:
             fail(self._arrival_future, error)
         else:
             self._arrival_future.set_result(None)
-
-    def _check_mean_finite(self) -> None:
-        """Set ``mean_squared_norm``, and ``mean_finite``: whether all means are finite."""
-        self.mean_squared_norm = _squared_norm(self.flat)
-        if self._engine is not None:
-            executor = self._engine.executor
-            finite = executor.judge(torch.isfinite(self.mean_squared_norm))
-            self.mean_finite = executor.everywhere(finite)  # ranks with other shards of the model have other means
-            if isinstance(self.mean_finite, torch.Tensor):
-                local_finite = torch.as_tensor(self.local_finite, dtype=torch.bool, device=self.mean_finite.device)
-                self.finite_flags_on_host = executor.to_host(torch.stack([self.mean_finite, local_finite]))
 
     def free_means(self) -> None:
         """Free the memory of the means, which have been applied; keep their norm."""
@@ -185,7 +182,8 @@ class Fragment:
         self.due_step: int | None = None
         self.weights_when_sent: dict[str, torch.Tensor] = {}
         self.local_fraction = 0.0
-        self.mean_applied: Verdict = True
+        self.mean_applied: Finite = None
+        self._reads: Reads = AT_ONCE
 
     @property
     def piece_templates(self) -> dict[str, torch.Tensor]:
@@ -228,17 +226,20 @@ class Fragment:
         """
         if self.pending is None:
             return
-        self.mean_applied = finite = self.pending.mean_finite
-        if self.storage.offload and isinstance(finite, torch.Tensor):
-            self.mean_applied = finite = bool(finite)  # the host waits for the means anyway, to copy them to its memory
-        if isinstance(finite, torch.Tensor):
+        finite, self._reads = self.pending.mean_finite, self.pending.reads
+        known_finite = self._reads.known(finite)
+        if self.storage.offload and finite is not None:
+            known_finite = bool(finite)  # the host waits for the means anyway, to copy them to its memory
+        if known_finite or finite is None:
+            self.mean_applied = None
+            self._step_outer_optimizer(self.pending, outer)
+        else:
             self.mean_applied = finite = finite.clone()  # so that no stream reads a tensor which another stream made
+        if known_finite is None and finite is not None:
             self.pending.flat.masked_fill_(~finite, 0.0)
             unchanged = _keeps_anchors_at_zero_gradient(outer)
             with nullcontext() if unchanged else undone_unless_finite(finite, [*self.anchors.values()], outer.state):
                 self._step_outer_optimizer(self.pending, outer)
-        elif finite:
-            self._step_outer_optimizer(self.pending, outer)
         self.pending.free_means()
         self.pending = None
 
@@ -258,13 +259,14 @@ class Fragment:
         The rank keeps a fraction of its weights (``local_fraction``), or what it learned since it sent the
         pseudo-gradient (``weights_when_sent``). If the newest mean was not applied, the rank keeps its weights.
         """
+        known_applied = self._reads.known(self.mean_applied)
         for name, parameter in self.parameters.items():
-            if self.mean_applied is True:
+            if known_applied:
                 self._apply_anchor(name, parameter)
-            elif isinstance(self.mean_applied, torch.Tensor):
+            elif known_applied is None:
                 moved_weights = parameter.clone()
                 self._apply_anchor(name, moved_weights)
-                parameter.copy_(torch.where(self.mean_applied, moved_weights, parameter))
+                parameter.copy_(self._reads.choose(self.mean_applied, moved_weights, parameter))
         self.due_step, self.weights_when_sent = None, {}
 
     def _apply_anchor(self, name: str, weights: torch.Tensor) -> None:
@@ -306,7 +308,7 @@ class Fragment:
             "due": self.due_step,
             "left": self.weights_when_sent,
             "keeps": self.local_fraction,
-            "applied": bool(self.mean_applied),
+            "applied": self.mean_applied is None or bool(self.mean_applied),
         }
 
     @torch.no_grad()
@@ -316,7 +318,7 @@ class Fragment:
             anchor.copy_(state["anchors"][name])
             self.parameters[name].copy_(state["own"][name])
         self.pending, self.due_step, self.local_fraction = None, state["due"], state["keeps"]
-        self.mean_applied = state["applied"]
+        self.mean_applied = None if state["applied"] else torch.zeros((), dtype=torch.bool, device="cpu")
         self.weights_when_sent = {
             name: torch.empty_like(self.parameters[name]).copy_(weights) for name, weights in state["left"].items()
         }

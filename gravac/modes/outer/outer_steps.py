@@ -166,7 +166,7 @@ class OuterSteps:
             between_steps: whether no step is under way, so that a program that has changed the weights since the last
                 step changes them after each step, as one that clips weights does.
         """
-        if between_steps and self._engine.schedule.host_looks:
+        if between_steps and not self._engine.executor.lag:
             self._program_edits_weights = self._sample.differs()
         self._sample.take()
 

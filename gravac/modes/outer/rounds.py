@@ -8,7 +8,6 @@ fixed step, the number of steps of round t follows from the measurements up to r
 fragments, or means are applied whenever they arrive, the number follows from the measurements up to round t - 2.
 """
 
-import functools
 import math
 import statistics
 import time
@@ -22,7 +21,6 @@ from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
 from gravac.engine.inputs import StepInputs
-from gravac.exchange.executor import both_true
 from gravac.modes.outer.candidates import Delay
 from gravac.modes.outer.fragments import Fragment, PendingFragment
 from gravac.modes.outer.round_state import RoundState
@@ -33,7 +31,7 @@ MAX_TIMED_STEPS = 5
 
 FLAGS_DELAY_ROUNDS = 2
 """Number of rounds after which the host reads whether a mean was finite, if the host must not wait for the device (see
-``Executor.to_host``)."""
+``HostCopy``)."""
 
 
 class Rounds:
@@ -252,7 +250,7 @@ class Rounds:
             self._finish_fragment(fragment)
             if position == 0:
                 self._check_progress(state.ended - (1 if fragment_count == 1 else 2))
-                state.shares.receive()
+                state.shares.begin_exchange()
                 self._decided_candidate = self._engine.begin(
                     StepInputs(learning_rate=learning_rate, mode="outer", steps=every, dense=dense)
                 )
@@ -260,14 +258,14 @@ class Rounds:
             pending = fragment.compute_pseudo_gradient(state.steps + delay, state.shares.weight, state.ended, mixing)
             self._sent_fragments.append(pending)
             local_finite = pending.check_local_finite(self._engine)
-            self._last_handle = self._engine.exchange(
+            self._last_handle = self._engine.submit(
                 pending.pieces, pending.flat, is_last=True, then=pending.complete_exchange, finite=local_finite
             )
             if is_last:
                 pending.buffers = state.buffers.send(self._engine, state.shares.weight, mixing or 0.0, looks=dense)
-            if not self._engine.schedule.host_looks:
+            if self._engine.executor.lag:
                 self._unread_fragments.append((position, pending))
-            elif local_finite is False:
+            elif not self._engine.executor.known(local_finite):
                 state.refusals.reset_rank(pending, state.ended)
         if ready_count == fragment_count:
             self._end_round()
@@ -281,9 +279,6 @@ class Rounds:
         self._forward_seconds.clear()
 
         def add_round(measurement: StepRecording) -> None:
-            measurement.verdicts.append(
-                functools.reduce(both_true, (pending.mean_finite for pending in sent_fragments))
-            )
             measurement.backward_ended, measurement.overlaps = ended_at, overlaps
             measurement.waits_since = sent_fragments[-1].waits_since if overlaps else None
             measurement.idle, measurement.paused = waited_s, paused_s
@@ -329,15 +324,15 @@ class Rounds:
         fragment.apply_mean(self._state.outer)
         if pending_exchange.buffers is not None:
             self._state.buffers.apply_mean(fragment.mean_applied)
-            if self._engine.schedule.host_looks:
+            if not self._engine.executor.lag:
                 self._read_buffer_flags(pending_exchange)
-        if isinstance(pending_exchange.mean_finite, bool):
-            self._record_result(self._state.fragments.index(fragment), pending_exchange, pending_exchange.mean_finite)
+        if (is_finite := self._engine.executor.known(pending_exchange.mean_finite)) is not None:
+            self._record_result(self._state.fragments.index(fragment), pending_exchange, is_finite)
 
     def _check_progress(self, newest_round: int) -> None:
         """Raise ``NotFiniteError`` if too many consecutive rounds, up to ``newest_round``, applied no fragment."""
         self._state.refusals.check(
-            self._state.ended, newest_round, 0 if self._engine.schedule.host_looks else FLAGS_DELAY_ROUNDS
+            self._state.ended, newest_round, FLAGS_DELAY_ROUNDS if self._engine.executor.lag else 0
         )
 
     def _read_flags(self, newest_round: int) -> None:
@@ -346,7 +341,7 @@ class Rounds:
             position, pending = self._unread_fragments.pop(0)
             assert pending.finite_flags_on_host is not None
             self._read_buffer_flags(pending)
-            mean_finite, local_finite = map(bool, pending.finite_flags_on_host.tolist())
+            mean_finite, local_finite = map(bool, pending.finite_flags_on_host.read())
             if not local_finite:
                 self._state.refusals.reset_rank(pending, self._state.ended)
             self._record_result(position, pending, mean_finite)

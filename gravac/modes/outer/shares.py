@@ -6,8 +6,7 @@ Number of steps and weight follow from sums over the ranks, and take effect two 
 
 1. Round t: each rank times its steps.
 2. End of round t: each rank sends its step time, and its number of samples of a step, to all ranks.
-3. Round t + 1: when the round's first fragment is sent, the executor waits for the sums; training does not wait.
-4. Round t + 2: each rank's number of steps and weight follow from the sums.
+3. Round t + 2: each rank's number of steps and weight follow from the sums.
 """
 
 import math
@@ -51,8 +50,8 @@ class Shares:
         self._agreed_seconds: list[float] = []  # of a step, by rank; the same on all ranks
         self._agreed_samples: list[float] = []  # of a step, by rank; the same on all ranks
         self._last_round_numbers: list[float] = []  # this rank's seconds and samples of a step, in the last round
-        self._sums_in_flight: RankSums | None = None  # sums that nobody waits for yet
-        self._sums_awaited: RankSums | None = None  # sums that ranks wait for
+        self._sums_in_flight: RankSums | None = None  # of the newest round that has ended
+        self._sums_due: RankSums | None = None  # of the round before, by which the next round is divided
         self._step_seconds: list[float] = []
         self._step_began_s: float | None = None
 
@@ -83,16 +82,14 @@ class Shares:
         ]
         return self.steps_of_ranks[self._engine.state.rank]
 
-    def receive(self) -> None:
-        """Let the executor wait for the sums of the last round's numbers over the ranks; training does not wait.
+    def begin_exchange(self) -> None:
+        """Make the sums of the last round's numbers those by which the next round is divided; training does not wait.
 
         Called on every rank when a round's first fragment is sent.
         """
         if self._last_round_numbers and self._sums_in_flight is None:  # the run was restored
             self._send_round_numbers()
-        if self._sums_in_flight is not None:
-            self._sums_in_flight.receive()
-        self._sums_awaited, self._sums_in_flight = self._sums_in_flight, None
+        self._sums_due, self._sums_in_flight = self._sums_in_flight, None
 
     def end_round(self) -> None:
         """Send this rank's seconds and samples of a step. Called when a round's last fragment has been sent."""
@@ -131,10 +128,10 @@ class Shares:
 
     def _update_agreed(self) -> None:
         """Wait for the newest sums over the ranks, if any, and set all ranks' seconds and samples by these sums."""
-        if self._sums_awaited is None:
+        if self._sums_due is None:
             return
-        sums, world = self._sums_awaited.result(), self._engine.state.world
-        self._sums_awaited = None
+        sums, world = self._sums_due.result(), self._engine.state.world
+        self._sums_due = None
         seconds, samples = sums[:world], sums[world:]
         if self.by_speed and all(0 < rank_seconds < math.inf for rank_seconds in seconds):
             previous_seconds = self._agreed_seconds or seconds
