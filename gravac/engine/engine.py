@@ -8,15 +8,7 @@ ranks make the same calls in the same order, with the same names and shapes.
 
 The engine uses no threads, clocks or process groups. ``begin``, ``submit`` and ``end`` submit jobs to an executor. A
 job is a generator that yields collectives. The executor runs jobs in the order in which it gets them, which is the same
-on all ranks. The engine therefore needs no lock.
-
-A step consists of these jobs, in this order:
-
-1. ``_begin``, alone: observe earlier steps, and make a plan from the newest decision.
-2. ``Agreement.exchange_due``: sum the numbers of an earlier step over the ranks.
-3. ``_average``, for each group of tensors: average the tensors by the plan.
-4. ``_end``, alone: store the new residuals, measure, and decide by the measurement that the ranks agreed on
-   (``gravac.engine.agreement``).
+on all ranks. The engine therefore needs no lock. ``gravac.engine.jobs`` has the jobs of a step.
 
 The executor's ``latency``, 2 or more, is the number of steps from a measurement to the decision that it leads to. The
 ranks send the measurement of step t in step t + latency - 1. The decision by this measurement holds from step t +
@@ -30,37 +22,31 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece, ShardPlace
-from gravac.averaging.recording import StepRecording
 from gravac.averaging.tensors import flat, memory_shape, refuse_complex
-from gravac.candidate import DENSE, Candidate, Mode, named
-from gravac.collectives import AllReduce, Ledger
+from gravac.candidate import Candidate, Mode
+from gravac.collectives import Ledger
 from gravac.controllers.base import Decision
-from gravac.engine.agreement import Agreement, named_failure
-from gravac.engine.coalescing import ReadyGroup, Waiting, cut, describe, finite_of
+from gravac.engine.agreement import named_failure
+from gravac.engine.coalescing import ReadyGroup, cut
 from gravac.engine.decisions import Deciding
-from gravac.engine.factors import Factors
 from gravac.engine.handle import Averaged, Handle, JobResult, RankSums
 from gravac.engine.inputs import NO_INPUTS, StepInputs
+from gravac.engine.jobs import AddTimes, Model, StepJobs
 from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import texts_of_tensors
-from gravac.exchange.executor import Executor, Job, Mark, Round, everywhere, fail, job_of, sums_over_all
+from gravac.exchange.executor import Executor, Job, Mark, fail, job_of, sums_over_all
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.reading import Finite, Number
 from gravac.guarded import GuardedCaller
-from gravac.measurement import agreed
 
 T = TypeVar("T")
-
-AddTimes = Callable[[StepRecording], None]
-"""Function that gets a step's measurement, and adds times that the caller of ``Engine.end`` knows."""
 
 
 class Engine:
@@ -84,8 +70,6 @@ class Engine:
         losses: mean of the training losses reported on this rank since the last step ended.
         probes: mean of the losses on this rank's fixed batches (probes) that were computed since the last step ended.
         forward_s: seconds of the last forward, which the step's measurement gets; nan if it was not timed.
-        probe_follows: whether the ranks compute the loss on fixed batches before the next step. Set when a step begins,
-            and by ``concluded``.
 
     Example:
         >>> import torch
@@ -118,18 +102,10 @@ class Engine:
         self._executor: Executor | None = None
         self._closing: weakref.finalize[..., Engine] | None = None
         self._ledger = Ledger()
-        self._agreement: Agreement | None = None
+        self._jobs: StepJobs | None = None
         self._call_guarded = GuardedCaller()
-        self._waiting_groups = Waiting()
-        self._model_elements = 0
-        self._plan = averager.plan(0, None)
-        self._last_recording: StepRecording | None = None  # of the last step that ended
-        self._counts_ranks = False  # whether this step counts the ranks that still have inputs
-        self._ratio_of_ranks = torch.ones((), dtype=torch.float64, device="cpu")  # all ranks / ranks that have inputs
         self.losses, self.probes = Losses(), Losses()
         self.forward_s = math.nan
-        self.probe_follows = False
-        self._last_change_step = 0  # step before which compression factors changed
 
     # before the first step
 
@@ -189,7 +165,7 @@ class Engine:
         self._executor, self._ledger = executor, executor.ledger
         self._closing = weakref.finalize(self, executor.close, wait=False)  # for a run that nobody closes
         self._closing.atexit = False
-        self._agreement = Agreement(executor, self.state, self._observe)
+        self._jobs = StepJobs(self.averager, self.deciding, self.state, executor)
 
     def restore(self, loaded: RunState, controller_state: dict[str, Any] | None) -> None:
         """Restore a run from a checkpoint. The next ``begin`` restores the controller.
@@ -211,7 +187,7 @@ class Engine:
         Returns:
             A future of the candidate that was chosen.
         """
-        return self.executor.submit(self._prepare(compute_s), alone=True)
+        return self.executor.submit(self.jobs.prepare(compute_s, self._model), alone=True)
 
     def decide_first(self) -> "Future[Candidate]":
         """Make the first decision, unless one was made already. Called on every rank, between two steps.
@@ -220,9 +196,8 @@ class Engine:
             A future of the candidate of the newest decision.
         """
         self.open()
-        return self.executor.submit(
-            job_of(lambda: (self.decision or self._first_decision(self.forms)).candidate), alone=True
-        )
+        jobs, model = self.jobs, self._model
+        return self.executor.submit(job_of(lambda: jobs.decide_first(model)), alone=True)
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Return each parameter's residual, flat float32, by name, divided by the loss scale.
@@ -247,14 +222,8 @@ class Engine:
         Args:
             mode: mode of the steps that follow.
         """
-
-        def change() -> None:
-            self.averager.forget()
-            self.averager.residuals.checks_group_means = mode == "outer"
-            self.state.factors = Factors()
-            self._last_recording = None
-
-        self.executor.submit(job_of(change), alone=True)
+        jobs = self.jobs
+        self.executor.submit(job_of(lambda: jobs.change_mode(mode)), alone=True)
 
     # a step
 
@@ -269,10 +238,12 @@ class Engine:
             another mode than the step, the ranks must change to that mode when the step has ended.
         """
         self.open()
-        candidate = self.executor.submit(self._begin(inputs), alone=True)
-        self.executor.submit(self.agreement.exchange_due())
+        executor, jobs = self.executor, self.jobs
+        model = Model(self.forms or inputs.forms, self.device)
+        candidate = executor.submit(jobs.begin(inputs, model), alone=True)
+        executor.submit(jobs.agreement.exchange_due())
         if inputs.takes_part is not None:
-            self.executor.submit(self._count_ranks(inputs.takes_part))
+            executor.submit(jobs.count_ranks(inputs.takes_part, self.device))
         return candidate
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
@@ -352,18 +323,18 @@ class Engine:
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
         forward_s, self.forward_s = self.forward_s, math.nan
-        self.executor.submit(self._end(add_times, loss, probe, forward_s), alone=True)
+        self.executor.submit(self.jobs.end(add_times, loss, probe, forward_s), alone=True)
 
     def conclude(self) -> None:
         """Start to agree with the other ranks on all steps that have ended, without waiting for later steps.
 
         Called on every rank between ``end`` and ``begin``; ``concluded`` must be called before the next ``begin``.
         """
-        self.executor.submit(self.agreement.exchange_ended(), alone=True)
+        self.executor.submit(self.jobs.agreement.exchange_ended(), alone=True)
 
     def concluded(self) -> "Future[Candidate]":
         """Decide by the measurements that ``conclude`` sent; return a future of the candidate for the next step."""
-        return self.executor.submit(job_of(self._decide_by_ended_steps), alone=True)
+        return self.executor.submit(job_of(self.jobs.decide_by_ended_steps), alone=True)
 
     def _submit_group(self, group: ReadyGroup | None, is_last: bool = False) -> None:
         """Submit a job that averages an exchange group, or a segment of one.
@@ -372,14 +343,14 @@ class Engine:
             group: the group, or a segment of it; ``None``: no tensors.
             is_last: whether to average all waiting groups now, since the step has no later group.
         """
-        taken_groups = [] if group is None else [group]
+        taken_groups, jobs = [] if group is None else [group], self.jobs
 
         def fail_groups(averaged: "Future[None]") -> None:
             if (failure := averaged.exception()) is not None:
-                for ready_group in (*taken_groups, *self._waiting_groups.groups):
+                for ready_group in (*taken_groups, *jobs.waiting_groups.groups):
                     fail(ready_group.averaged, failure)
 
-        self.executor.submit(self._average(taken_groups, is_last), timed=True).add_done_callback(fail_groups)
+        self.executor.submit(jobs.average(taken_groups, is_last), timed=True).add_done_callback(fail_groups)
 
     # results of the steps
 
@@ -419,7 +390,7 @@ class Engine:
             numbers: this rank's numbers; every rank has as many.
         """
         job = sums_over_all(self.executor, [numbers])
-        return RankSums(self.executor.submit(self._between_steps(description, job)))
+        return RankSums(self.executor.submit(_named(self._with_step(description), job)))
 
     def run_between_steps(self, description: str, job: Job[T]) -> JobResult[T]:
         """Start a job that is not part of a step; return a handle of its result.
@@ -431,16 +402,12 @@ class Engine:
             job: generator that yields collectives, the same on every rank; it may read tensors' values, for which
                 the host waits.
         """
-        future = self.executor.submit(self._between_steps(description, job), timed=True)
-        return JobResult(self.executor, description, future)
+        description = self._with_step(description)
+        return JobResult(self.executor, description, self.executor.submit(_named(description, job), timed=True))
 
-    def _between_steps(self, description: str, job: Job[T]) -> Job[T]:
-        """Run a job between two steps, and name in its errors what it exchanges, and the next training step."""
-        next_step = self.state.trained + self.state.native.made
-        try:
-            return (yield from job)
-        except ExchangeError as failure:
-            raise ExchangeError(f"gravac: step {next_step}, {description}: {failure}") from failure.__cause__
+    def _with_step(self, description: str) -> str:
+        """Return the description of an exchange between two steps, with the number of the next training step."""
+        return f"step {self.state.trained + self.state.native.made}, {description}"
 
     # the executor
 
@@ -461,10 +428,19 @@ class Engine:
         return self._executor
 
     @property
-    def agreement(self) -> Agreement:
-        """Object that lets the ranks agree on measurements; the engine must have an executor."""
-        assert self._agreement is not None
-        return self._agreement
+    def jobs(self) -> StepJobs:
+        """The jobs of a step; the engine must have an executor."""
+        assert self._jobs is not None
+        return self._jobs
+
+    @property
+    def _model(self) -> Model:
+        return Model(self.forms, self.device)
+
+    @property
+    def probe_follows(self) -> bool:
+        """True if the ranks compute the loss on fixed batches before the next step; set by ``begin``, ``concluded``."""
+        return self._jobs is not None and self._jobs.probe_follows
 
     def mark(self) -> Mark | None:
         """Return the present moment, by the executor's clock or stream; ``None`` without an executor."""
@@ -476,11 +452,11 @@ class Engine:
         ``None`` waits without limit. If jobs are left, or if the exchange failed, ``state`` is as the last call left
         it.
         """
-        if self._executor is None or self._agreement is None:
+        if self._executor is None or self._jobs is None:
             return True
         drained = self._executor.drain(seconds)
         if drained:
-            self._agreement.read(self.state.step)
+            self._jobs.agreement.read(self.state.step)
         return drained
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -489,211 +465,19 @@ class Engine:
         Args:
             failure: exception with which unfinished calls and jobs fail; ``None``: they run to their end first.
         """
-        if self._executor is not None and self._agreement is not None:
+        if self._executor is not None and self._jobs is not None:
             executor, self._executor = self._executor, None
             if self._closing is not None:
                 self._closing.detach()
             if failure is not None:
                 executor.abandon(failure)
             executor.close()
-            self._agreement.forget_sums()
+            self._jobs.agreement.forget_sums()
 
-    # run by the executor
 
-    def _first_decision(self, forms: Sequence[Form]) -> Decision:
-        """Select the candidates, and return the controller's first decision; ranks and model must be known."""
-        self._model_elements = sum(torch.Size(shape).numel() for shape, _ in forms)
-        self.averager.to_device(self.device)
-        if any(dtype == torch.float16 for _, dtype in forms):
-            self.averager.residuals.turn_on_overflow_safety()
-        return self.deciding.decide_first(self.state, forms, self.averager.world)
-
-    def _prepare(self, compute_s: float) -> Job[Candidate]:
-        """Make the first decision by the mean over the ranks of a step's seconds without exchange."""
-        with named_failure(self.state, lambda: "the compute time of a step"):
-            (total,) = yield from sums_over_all(self.executor, [[compute_s]])
-            self.state.compute_s = total.read()[0] / self.executor.agree_world
-        return self._first_decision(self.forms).candidate
-
-    def _begin(self, inputs: StepInputs) -> Job[Candidate]:
-        """Begin a step; return the candidate of the newest decision.
-
-        The step runs this candidate only if the mode of the candidate is also the mode of the step.
-        """
-        state, executor, forms = self.state, self.executor, self.forms or inputs.forms
-        if self.decision is None:
-            self._first_decision(forms)
-        state.covered = inputs.steps
-        yield from self.agreement.catch_up()
-        self._counts_ranks = inputs.takes_part is not None
-        self._rescale(inputs.loss_scale)
-        assert self.decision is not None
-        self._take_probe_request()
-        decided_candidate = self.decision.candidate
-        previous_candidate, previous_factors = state.candidate, state.factors
-        decision = self._decision_of(inputs, self.decision, previous_candidate)
-        candidate = state.candidate = decision.candidate
-        state.factors = Factors.of(decision)
-        if previous_candidate is not None and previous_factors != state.factors and not inputs.dense:
-            self._last_change_step = state.step
-        self._plan = self.averager.plan(
-            state.step,
-            state.factors.cf,
-            decision.shadow,
-            dense_cf=candidate.cf if candidate.dense else None,
-            cfs=state.factors.cfs,
-            sums=decision.sums,
-        )
-        exchange_s = self.deciding.exchange_s(candidate) if self.averager.one_round(self._plan) else 0.0
-        self._waiting_groups.set_limits(
-            self.averager.coding_bytes_per_element(self._plan),
-            self._model_elements,
-            exchange_s,
-            self.device.type == "cpu",
-        )
-        loss_scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
-        recording = StepRecording(
-            step=state.step,
-            candidate=candidate,
-            first=state.trained,
-            steps=inputs.steps,
-            shadow=self._plan.shadow_cfs,
-            learning_rate=inputs.learning_rate,
-            loss_scale=loss_scale,
-            previous=self._last_recording,
-        )
-        self.averager.measure(recording, executor)
-        recording.open(executor)
-        return decided_candidate
-
-    def _count_ranks(self, takes_part: bool) -> Job[None]:
-        """Count the ranks that still have batches to train on, as in DDP's ``join()``.
-
-        Args:
-            takes_part: whether this rank still has batches.
-        """
-        flag = torch.full((1,), float(takes_part), dtype=torch.float64, device=self.device)
-        with named_failure(self.state, lambda: "the number of ranks with inputs left"):
-            (rank_count,) = yield Round([AllReduce(flag)], last=True)
-        self._ratio_of_ranks = self.executor.world / rank_count[0]
-
-    def _average(self, taken_groups: list[ReadyGroup], is_last: bool) -> Job[None]:
-        """Average a group of tensors: in segments if the step compresses, otherwise as a whole.
-
-        A group may wait for later groups. Whether the step compresses is known only when the job runs.
-
-        Args:
-            taken_groups: the group, or a segment of it; empty: no tensors. Replaced by the groups that the job takes.
-            is_last: whether to average all waiting groups now.
-        """
-        compresses = self._plan.compresses
-        group = taken_groups[0] if taken_groups else None
-        taken_groups[:] = self._waiting_groups.take(
-            group if compresses or group is None else group.whole, at_once=is_last or not compresses
-        )
-        if not taken_groups:
-            return
-        pieces = [piece for ready_group in taken_groups for piece in ready_group.pieces]
-        with named_failure(self.state, lambda: describe(pieces)):
-            buffer = taken_groups[0].buffer if len(taken_groups) == 1 else None
-            finite = yield from self.averager.average(pieces, self._plan, buffer, finite_of(taken_groups))
-            if self._counts_ranks:
-                self.executor.join()
-                for piece in pieces:
-                    piece.flat.mul_(self._ratio_of_ranks)
-        for ready_group in taken_groups:
-            ready_group.add_mean(finite, self.executor)
-
-    def _take_probe_request(self) -> None:
-        """Set ``probe_follows`` to whether a decision requested the loss on fixed batches, and clear the request."""
-        self.probe_follows, self.deciding.probe_requested = self.deciding.probe_requested, False
-
-    def _decision_of(self, inputs: StepInputs, decision: Decision, previous_candidate: Candidate | None) -> Decision:
-        """Return the decision that a step runs: the first of three decisions whose candidate has the step's mode.
-
-        1. The newest decision.
-        2. A decision for the candidate of the previous step.
-        3. A decision for the dense candidate of the step's mode; always taken if ``inputs.dense`` is True.
-
-        Args:
-            inputs: facts of the step, such as its mode.
-            decision: the newest decision.
-            previous_candidate: candidate of the previous step; ``None`` before the first step.
-        """
-        steps_per_exchange = inputs.steps if inputs.mode == "outer" else 1
-        decided_candidate = decision.candidate
-        if decided_candidate.mode == inputs.mode and not inputs.dense:
-            return (
-                decision
-                if decided_candidate.every == steps_per_exchange
-                else replace(decision, candidate=replace(decided_candidate, every=steps_per_exchange))
-            )
-        if previous_candidate is not None and previous_candidate.mode == inputs.mode and not inputs.dense:
-            return Decision(replace(previous_candidate, every=steps_per_exchange))
-        dense_candidate = Candidate(inputs.mode, DENSE, self.averager.dense.cf, steps_per_exchange)
-        return Decision(named(dense_candidate, self.deciding.forecasts))
-
-    def _rescale(self, loss_scale: Number | None) -> None:
-        """Store the loss scale; if it changed, multiply residuals and sums of gradients by new scale / old scale."""
-        previous_scale = self.state.loss_scale
-        if isinstance(loss_scale, torch.Tensor):
-            loss_scale = loss_scale.detach().clone()  # a scaler changes its tensor in place
-        elif loss_scale is None or loss_scale == previous_scale:
-            return
-        if previous_scale is not None:
-            self.averager.rescale(loss_scale / previous_scale)
-        self.state.loss_scale = loss_scale
-
-    def _end(self, add_times: AddTimes, loss: Number, probe: Number, forward_s: float) -> Job[None]:
-        """End a step: store new residuals, complete the measurement, decide by what the ranks have agreed on.
-
-        Args:
-            add_times: function that gets the step's measurement, and adds times that the engine's caller knows, such as
-                the end of backward.
-            loss: mean of the training losses since the last step; nan if there are none.
-            probe: mean of the losses on fixed batches since the last step; nan if there are none.
-            forward_s: seconds of the last forward; nan if it was not timed.
-        """
-        state, recording = self.state, self.averager.recording
-        recording.loss, recording.probe, recording.forward_s = loss, probe, forward_s
-        add_times(recording)
-        finite: Finite = None
-        if self.averager.residuals.wait_for_step:
-            with named_failure(state, lambda: "whether all gradients were finite"):
-                finite = yield from everywhere(self.executor, recording.finite)
-        self.averager.commit(finite)
-        if recording.candidate.mode == "native":
-            recording.elements = self._model_elements
-        recording.close(self.executor)
-        self._last_recording = None if recording.candidate.mode == "native" else recording
-        state.totals.add(recording)
-        recording.emptied = tuple(self.averager.residuals.emptied)
-        self.averager.residuals.emptied.clear()
-        state.pending.append(recording)
-        self.agreement.observe_due()
-        state.step += 1
-        state.trained += recording.steps
-        state.covered = 1
-
-    def _decide_by_ended_steps(self) -> Candidate:
-        """Let the controller decide by all steps that have ended; return the candidate of the next step."""
-        assert self.decision is not None
-        self.agreement.observe(self.state.step)
-        self._take_probe_request()
-        return self.decision.candidate
-
-    def _observe(self, local: StepRecording, sums_over_ranks: list[list[float]]) -> None:
-        """Let the controller decide by a step's measurement that the ranks agreed on.
-
-        Also drop residuals that are zero, because the step sent them whole and all gradients were finite.
-
-        Args:
-            local: this rank's measurement of the step.
-            sums_over_ranks: sums of the measurement's vectors over the ranks.
-        """
-        world = self.executor.agree_world
-        assert local.own is not None
-        agreed_step = agreed(local.own, sums_over_ranks, world, self.deciding.samples(world))
-        if local.emptied and math.isfinite(agreed_step.error) and local.step >= self._last_change_step:
-            self.averager.residuals.drop(local.emptied)
-        self.deciding.observe(self.state, agreed_step, local)
+def _named(description: str, job: Job[T]) -> Job[T]:
+    """Run a job, and say in its errors what it exchanges."""
+    try:
+        return (yield from job)
+    except ExchangeError as failure:
+        raise ExchangeError(f"gravac: {description}: {failure}") from failure.__cause__

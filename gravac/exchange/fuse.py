@@ -165,7 +165,7 @@ def _flag_tensor(finite: Finite, like: torch.Tensor, dtype: torch.dtype, shape: 
     """Return a tensor of a shape and dtype, on the device of ``like``, filled with 0 if ``finite``, else with 1."""
     if finite is None:
         return torch.zeros(shape, dtype=dtype, device=like.device)
-    return (~finite).to(like.device, dtype).expand(shape)
+    return (~finite).to(dtype).expand(shape)
 
 
 def _flags_are_zero(flags_result: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:

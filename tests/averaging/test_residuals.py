@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gravac.averaging.residuals import Residuals
+from gravac.exchange.reading import ReadsAtOnce, ReadsLater
 
 ONES, GRADIENT = torch.ones(8), torch.full((8,), 2.0)
 
@@ -13,7 +14,7 @@ ONES, GRADIENT = torch.ones(8), torch.full((8,), 2.0)
 def residuals(host_looks: bool = True, safe: bool = False) -> Residuals:
     """Residuals of one parameter, 1 everywhere."""
     made = Residuals(overflow_safety=safe)
-    made.host_looks = host_looks
+    made.reads = ReadsAtOnce() if host_looks else ReadsLater()
     made.by_name["w"] = ONES.clone()
     return made
 
@@ -46,7 +47,7 @@ def test_what_waits_is_never_touched_before_it_is_committed(waits: str) -> None:
     made.pend("w", x)
     assert torch.equal(made.by_name["w"], ONES)
     made.undo("w", GRADIENT)
-    made.commit(True)
+    made.commit(torch.tensor(True))
     assert torch.equal(made.by_name["w"], ONES)
 
 
@@ -59,7 +60,7 @@ def test_a_commit_stores_only_what_was_finite(host_looks: bool, finite: bool, sa
     new = {"w": torch.full((8,), 3.0), "new": GRADIENT.clone(), "gone": None, "never": None}
     for name, unsent in new.items():
         made.pend(name, unsent)
-    made.commit(finite if host_looks else torch.tensor(finite))
+    made.commit(torch.tensor(finite))
     zeros = torch.zeros(8)
     got = {name: made.by_name.get(name, zeros) for name in new}
     expected = {"w": 3.0, "new": 2.0, "gone": 0.0} if finite else {"w": 1.0, "new": 0.0, "gone": 1.0}
@@ -82,7 +83,7 @@ def test_a_commit_by_names_leaves_other_groups_pending() -> None:
     made.by_name["v"] = ONES.clone()
     for name in ("v", "w"):
         made.pend(name, made.added_to(name, GRADIENT, keeps_unsent=True))
-    made.commit(True, ["v"])
+    made.commit(None, ["v"])
     made.undo("w", GRADIENT)
     assert torch.equal(made.by_name["v"], ONES + GRADIENT) and torch.equal(made.by_name["w"], ONES)
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Side by side, each tensor comes out as it would alone."""
 
-from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -32,9 +30,6 @@ BASES: list[tuple[Compressor, float]] = [
     (topk, 10.0),
     (ladder, wire_ratio(quantize(2), 16)),
 ]
-
-UNSEEN: Any = SimpleNamespace(judge=lambda finite: finite, everywhere=lambda finite: finite, host_looks=False)
-"""An executor under which only the device knows whether gradients were finite."""
 
 
 def average(
@@ -141,10 +136,9 @@ def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
 )
 def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tuple[Compressor, float, int]) -> None:
     base, cf, multiple = padded
-    pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
+    pieces = [Piece(str(i), torch.zeros(size, device="meta"), (size, 1)) for i, size in enumerate(sizes)]
     averager = Averager(base, dense, None, 0)
     with mock.patch.object(module, "MAX_JOINED_ELEMENTS", 100):
-        averager.measure(StepRecording(0, Candidate(base.name, cf, cf)), UNSEEN)
         batches = merge_batches(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
     assert [batch.pieces for batch in batches] == ([pieces] if pieces else [])
     lengths = [-(-size // multiple) * multiple for size in sizes]
@@ -154,25 +148,21 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
 def test_an_empty_tensor_is_not_compressed_and_goes_apart() -> None:
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate((0, 8, 16))]
     averager = Averager(quantize(4, block=16), dense, None, 0)
-    averager.measure(StepRecording(0, Candidate("quantize", 8.0, 8.0)), UNSEEN)
     batches = merge_batches(averager._batch(piece, averager.plan(0, 8.0)) for piece in pieces)
     assert [batch.names for batch in batches] == [["0"], ["1", "2"]]
     assert [batch.choice.compresses for batch in batches] == [False, True]
 
 
 @pytest.mark.parametrize("bits", [8, 4, 1])
-def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
-    bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_JOINED_ELEMENTS", 100)
+def test_which_tensors_go_together_changes_no_bits(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[Shape] = [(7, 33), (5,), (40, 30), (129, 3), (60, 60)]
-    outs: dict[bool, list[torch.Tensor]] = {}
-    for look in (True, False):
+    outs: dict[int, list[torch.Tensor]] = {}
+    for largest in (100, 10_000):
+        monkeypatch.setattr(module, "MAX_JOINED_ELEMENTS", largest)
         draw, averager = torch.Generator().manual_seed(0), Averager(quantize(bits), dense, None, 16)
-        outs[look] = [torch.randn(shape, generator=draw) for shape in shapes]
-        pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(outs[look])]
-        measurement = StepRecording(0, Candidate("quantize", 32 / bits, 32 / bits))
-        averager.measure(measurement, None if look else UNSEEN)
+        outs[largest] = [torch.randn(shape, generator=draw) for shape in shapes]
+        pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(outs[largest])]
+        averager.measure(StepRecording(0, Candidate("quantize", 32 / bits, 32 / bits)))
         ledger = Ledger(1)
         memory.run([averager.average(pieces, averager.plan(0, 32 / bits))], [ledger])
     assert all(torch.equal(*both) for both in zip(*outs.values(), strict=True))

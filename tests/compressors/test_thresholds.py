@@ -258,9 +258,7 @@ def steps(
         ]
         before = [dict(state) for state in states]
         copies = [{key: tensor.clone() for key, tensor in state.items()} for state in states]
-        done = memory.run(
-            [fuse([compressor.rounds(x, cf, ctx)]) for x, ctx in zip(by_rank, contexts, strict=True)]
-        )
+        done = memory.run([fuse([compressor.rounds(x, cf, ctx)]) for x, ctx in zip(by_rank, contexts, strict=True)])
         for old, copy in zip(before, copies, strict=True):
             assert all(torch.equal(old[key], copy[key]) for key in old), "a state was written in place"
         came = [one.reduced[0] for one in done if one is not None]

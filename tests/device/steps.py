@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole steps of the engine on a made-up GPU: what they would launch and copy, and what the host would wait for."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Static
 from gravac.controllers.base import Controller
 from gravac.engine.inputs import StepInputs
+from gravac.exchange.reading import HostCopy
 from gravac.exchange.streams import StreamExecutor
 from tests.device.counting import DEVICE, Counting, counting
 from tests.device.idle import Idle
@@ -57,15 +58,33 @@ class Counted(StreamExecutor):
         super().__init__(There(world), Idle(torch.device(DEVICE)))  # type: ignore[arg-type]
         self.seen, self.carried = seen, list[str]()
 
-    def agree(self, vectors: Sequence[Sequence[Any]]) -> Any:
+    def vector(self, numbers: Sequence[Any]) -> torch.Tensor:
+        with self._carrying():
+            return super().vector(numbers)
+
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        if tensor.dtype == torch.bool:
+            return super().to_host(tensor)
+        with self._carrying():
+            return Ones(super().to_host(tensor), len(tensor))
+
+    @contextmanager
+    def _carrying(self) -> Iterator[None]:
         before = len(self.seen.copies)
-        started = super().agree(vectors)
+        yield
         self.carried += self.seen.copies[before:]
         del self.seen.copies[before:]
-        return started
 
-    def agreed(self, started: Any) -> list[list[float]]:
-        return [[1.0] * len(vector) for vector in started.sums]
+
+class Ones:
+    """Sums over ranks, which the made-up device does not compute."""
+
+    def __init__(self, copy: HostCopy, size: int, number: float = 1.0) -> None:
+        self.copy, self.numbers = copy, [number] * size
+
+    def read(self) -> list[float]:
+        self.copy.read()
+        return self.numbers
 
 
 def steps(

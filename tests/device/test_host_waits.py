@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What compressors say of the host's waiting is what is counted; and what timing them asks for."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -22,9 +20,10 @@ from gravac.compressors import (
 from gravac.engine.codec_timing import time_codecs
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import OpenedExecutor
+from gravac.exchange.reading import HostCopy
 from tests.device.counting import DEVICE, counting
 from tests.device.idle import Idle
-from tests.device.steps import Counted, steps
+from tests.device.steps import Counted, Ones, steps
 from tests.device.test_steps import CASES
 
 SETTINGS: tuple[Compressor, ...] = (
@@ -73,8 +72,8 @@ def test_a_compressor_says_whether_the_host_waits(compressor: Compressor, world:
 class Agreeing(Counted):
     """All ranks measure what this one does."""
 
-    def agreed(self, started: Any) -> list[list[float]]:
-        return [[self.agree_world * 1.0] * len(vector) for vector in started.sums]
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        return Ones(super().to_host(tensor), len(tensor), self.agree_world)
 
 
 @pytest.mark.parametrize("base", [ladder(quantize(2), powersgd(4)), topk], ids=lambda one: one.name)

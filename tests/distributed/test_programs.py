@@ -149,7 +149,7 @@ def told(rank: int, world: int) -> list[Any]:
             scaler.step(optimizer)
             scaler.update()
         steps = compressor.state_dict()["step"]
-        measurement = compressor._engine._last_measurement
+        measurement = compressor._engine.jobs._last_recording
     assert measurement is not None
     times = measurement.forward_began, measurement.optimizer_ended, measurement.backward_ended
     return [steps, measurement.learning_rate, measurement.loss_scale, None not in times]

@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
 from gravac.averaging.recording import StepRecording
@@ -70,7 +71,9 @@ def test_all_of_a_step_is_agreed_on_whatever_its_shadows(shadow: tuple[float, ..
 
 
 def test_only_what_is_not_known_is_nan() -> None:
-    shared = agreed(measured((10.0, 20.0, 40.0), learning_rate=math.nan, verdicts=[True, False]), 1)
+    shared = agreed(
+        measured((10.0, 20.0, 40.0), learning_rate=math.nan, verdicts=[torch.tensor(True), torch.tensor(False)]), 1
+    )
     assert math.isnan(shared.learning_rate) and math.isnan(shared.error)
     assert math.isfinite(sum((shared.seconds, shared.energy, shared.waited, shared.coded, shared.exchanged)))
     assert all(math.isfinite(error) for _, error in shared.shadow)

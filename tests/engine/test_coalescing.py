@@ -3,6 +3,8 @@
 """Small groups wait for each other, large ones go in parts, in compressed steps only; nobody waits in vain."""
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -30,7 +32,7 @@ from gravac.engine.coalescing import (
 
 def group(*sizes: int) -> ReadyGroup:
     pieces = tuple(Piece(str(size), torch.zeros(size), (size,)) for size in sizes)
-    return ReadyGroup(pieces, None, lambda: None, lambda _: None)
+    return ReadyGroup(pieces, None)
 
 
 def test_a_small_model_goes_in_parts_and_a_large_one_does_not_wait() -> None:
@@ -53,11 +55,12 @@ def test_elements_are_those_of_all_pieces() -> None:
 
 @given(st.lists(st.integers(0, 60), max_size=12))
 def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: list[int]) -> None:
-    whole, said = group(*sizes), list[str]()
-    whole = ReadyGroup(whole.pieces, torch.zeros(sum(sizes)), lambda: said.append("done"), lambda _: None)
+    whole, said = ReadyGroup(group(*sizes).pieces, torch.zeros(sum(sizes))), list[str]()
+    whole.averaged.add_done_callback(lambda future: said.append(f"finite {[bool(part) for part in future.result()]}"))
+    executor: Any = SimpleNamespace(join=lambda: said.append("joined"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(coalescing, "MAX_SEGMENT_ELEMENTS", 40)
-        parts = cut(whole, lambda: said.append("joined"))
+        parts = cut(whole)
     assert [piece for part in parts for piece in part.pieces] == [*whole.pieces]
     assert all(elements([part]) <= 40 or len(part.pieces) == 1 for part in parts)
     assert all(elements([one, other]) > 40 for one, other in itertools.pairwise(parts))
@@ -65,8 +68,10 @@ def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: 
         assert parts == [whole]
     for part in parts:
         assert said == []
-        part.done()
-    assert said == (["done"] if len(parts) == 1 else ["joined", "done"])
+        assert part.whole is (whole if part is parts[-1] else None)
+        part.add_mean(torch.tensor(part is not parts[0]), executor)
+    finite = f"finite {[part is not parts[0] for part in parts]}"
+    assert said == ([finite] if len(parts) == 1 else ["joined", finite])
     assert len(parts) == 1 or all(part.buffer is None for part in parts)
 
 
@@ -76,7 +81,7 @@ def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: l
     waiting.enough_elements, waiting.max_elements = 10, most
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(coalescing, "MAX_SEGMENT_ELEMENTS", 40)
-        for part in cut(group(*sizes), lambda: None):
+        for part in cut(group(*sizes)):
             together = waiting.take(part, at_once=False)
             assert elements(together) <= most or len(together[-1].pieces) == 1
             if together and together[-1].next_segment_elements:

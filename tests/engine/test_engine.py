@@ -17,7 +17,7 @@ from gravac.candidate import Candidate
 from gravac.compressors import Compressor, ladder, powersgd, topkc
 from gravac.controllers.base import Decision
 from gravac.engine import coalescing
-from gravac.exchange.lockstep import Lockstep
+from gravac.exchange.lockstep import Lockstep, LockstepExecutor, MaskedLockstepExecutor
 from tests.distributed.training import batch, network, parallel, sgd, train, weights
 from tests.engine.adapter import Averaged, over_network
 from tests.ranks import processes
@@ -96,10 +96,10 @@ def test_the_adapter_is_short() -> None:
 
 
 def in_memory(
-    ranks: int, steps: int, *, host_looks: bool = True, latency: int = 2, poison: int | None = None, **settings: Any
+    ranks: int, steps: int, *, host_looks: bool = True, poison: int | None = None, **settings: Any
 ) -> tuple[list[torch.nn.Module], list[AdaptiveCompressor], list[list[torch.Tensor]]]:
     """Modules of all ranks trained in one process; with the gradients that each step applied on rank 0."""
-    lockstep = Lockstep(ranks, latency=latency, host_looks=host_looks, seconds=0.001)
+    lockstep = Lockstep(ranks, host_looks=host_looks, seconds=0.001)
     modules = [network(LAYERS) for _ in range(ranks)]
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
     compressors = [AdaptiveCompressor(**settings) for _ in range(ranks)]
@@ -158,7 +158,10 @@ def test_large_groups_go_in_parts_where_they_are_compressed(
 
 @pytest.mark.parametrize("base", [topk, topkc, quantize(4), powersgd, ladder], ids=str)
 @pytest.mark.parametrize("safe", [False, True])
-def test_masks_give_the_bits_that_a_host_gives_that_looks(base: Compressor, safe: bool) -> None:
+def test_masks_give_the_bits_that_a_host_gives_that_looks(
+    base: Compressor, safe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LockstepExecutor, "latency", MaskedLockstepExecutor.latency)
     settings = {"base": base, "cf_range": (2, 1000), "controller": GraVAC(window=3, warmup=3), "overflow_safety": safe}
     (seen, told, _), (masked, hidden, _) = (in_memory(3, 14, host_looks=looks, **settings) for looks in (True, False))
     assert torch.equal(flattened(seen[0]), flattened(masked[0]))
@@ -184,12 +187,12 @@ class SomeSteps(Static):
         return self(latency=latency)
 
 
-@pytest.mark.parametrize(("host_looks", "latency"), [(True, 2), (False, 2), (False, 3)])
-def test_what_was_kept_is_let_go_of_when_all_of_it_was_sent(host_looks: bool, latency: int) -> None:
+@pytest.mark.parametrize("host_looks", [True, False])
+def test_what_was_kept_is_let_go_of_when_all_of_it_was_sent(host_looks: bool) -> None:
     settings = {"base": topk, "controller": SomeSteps(cf=10), "cf_range": (2, 100)}
-    _, before, _ = in_memory(2, 4, host_looks=host_looks, latency=latency, **settings)
+    _, before, _ = in_memory(2, 4, host_looks=host_looks, **settings)
     assert before[0].state_dict()["residual"]
-    _, compressors, _ = in_memory(2, 60, host_looks=host_looks, latency=latency, **settings)
+    _, compressors, _ = in_memory(2, 60, host_looks=host_looks, **settings)
     for one in compressors:
         assert not one._engine.averager.residuals.by_name  # and so a step is what plain DDP's is
 
@@ -209,8 +212,8 @@ def test_a_non_finite_gradient_gives_nan_everywhere_and_moves_nothing(host_looks
     assert torch.equal(flattened(clean[0]), flattened(poisoned[0]))
 
 
-@pytest.mark.parametrize("latency", [2, 3, 4])
-def test_a_decision_holds_after_the_executors_latency(latency: int) -> None:
+@pytest.mark.parametrize(("host_looks", "latency"), [(True, 2), (False, 3)])
+def test_a_decision_holds_after_the_executors_latency(host_looks: bool, latency: int) -> None:
     ran: list[tuple[int, float]] = []
 
     class Counting(Goodput):
@@ -226,12 +229,13 @@ def test_a_decision_holds_after_the_executors_latency(latency: int) -> None:
             state, decision = super().start(forecasts)
             return state, type(decision)(forecasts[0].candidate, reason="dense", summary=None)
 
-    _, compressors, _ = in_memory(2, 10, latency=latency, base=topk, controller=Counting())
+    _, compressors, _ = in_memory(2, 10, host_looks=host_looks, base=topk, controller=Counting())
     measured = ran[: len(ran) // 2] if ran[0] != ran[1] else ran[::2]
-    assert [step for step, _ in measured] == list(range(10 - latency + 1))
-    assert [cf for _, cf in measured] == [1.0] * latency + [2.0] * (10 - 2 * latency + 1)
+    decided = 10 - latency + host_looks  # a host that must not look decides when the next step begins
+    assert [step for step, _ in measured] == list(range(decided))
+    assert [cf for _, cf in measured] == [1.0] * latency + [2.0] * (decided - latency)
     state = compressors[0].state_dict()
-    assert len(state["pending"]) == latency - 1
+    assert len(state["pending"]) == 10 - decided
 
 
 def apart(rank: int, world: int) -> float:

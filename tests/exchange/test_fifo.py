@@ -5,8 +5,8 @@
 import ctypes
 import re
 import threading
-import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.exchange import fifo as module
+from gravac.exchange.executor import Job, Round, job_of
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.fifo import MAX_JOBS_BEHIND, Fifo
 
@@ -61,32 +62,37 @@ class Wire:
             assert self._news.wait_for(lambda: event in self.events, HUNG), f"no {event!r} in {self.events}"
 
 
-def job(wire: Wire, number: int, rounds: int = 1) -> Generator[list[Collective], list[Any], None]:
+def job(wire: Wire, number: int, rounds: int = 1) -> Job[int]:
+    """Yields some rounds, and does not say which one is the last."""
     wire.note(f"encode {number}")
     for turn in range(rounds):
         yield [AllReduce(torch.tensor([10 * number + turn]))]
     wire.note(f"decode {number}")
+    return number
 
 
-def several() -> bool:
-    return False
+def one_round(wire: Wire, number: int, rounds: int = 1) -> Job[int]:
+    """Yields one round, and says that it is the last; with more rounds, it breaks that promise."""
+    wire.note(f"encode {number}")
+    for turn in range(rounds):
+        yield Round([AllReduce(torch.tensor([10 * number + turn]))], last=True)
+    wire.note(f"decode {number}")
+    return number
 
 
-def one() -> bool:
-    return True
-
-
-def never(failure: BaseException) -> None:
-    raise AssertionError(failure)
+def failures(futures: Sequence[Future[Any]]) -> list[str]:
+    """Messages of the exceptions of futures that are done."""
+    return [str(future.exception(timeout=HUNG)) for future in futures]
 
 
 def test_a_jobs_collectives_all_come_before_the_next_jobs() -> None:
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
+    futures = list[Future[int]]()
     for number in (1, 2, 3):
-        fifo.exchange(job(wire, number, rounds=2), never, CPU, several)
+        futures = [*futures, fifo.submit(job(wire, number, rounds=2))]
     wire.gate.set()
-    fifo.drain()
+    assert [future.result(HUNG) for future in futures] == [1, 2, 3]
     starts = [event for event in wire.events if event.startswith("start")]
     assert starts == ["start 10", "start 11", "start 20", "start 21", "start 30", "start 31"]
 
@@ -94,8 +100,8 @@ def test_a_jobs_collectives_all_come_before_the_next_jobs() -> None:
 def test_the_next_job_is_encoded_while_the_first_travels() -> None:
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    fifo.exchange(job(wire, 1), never, CPU, several)
-    fifo.exchange(job(wire, 2), never, CPU, several)
+    fifo.submit(job(wire, 1))
+    fifo.submit(job(wire, 2))
     wire.until("encode 2")
     wire.gate.set()
     fifo.drain()
@@ -107,9 +113,9 @@ def test_a_job_of_one_round_lets_the_next_start_while_it_travels() -> None:
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
     for number in range(1, 7):
-        fifo.exchange(job(wire, number), never, CPU, one)
-    fifo.exchange(job(wire, 7, rounds=2), never, CPU, several)
-    fifo.exchange(job(wire, 8), never, CPU, one)
+        fifo.submit(one_round(wire, number), timed=True)
+    fifo.submit(job(wire, 7, rounds=2))
+    fifo.submit(one_round(wire, 8), timed=True)
     wire.until(f"encode {MAX_JOBS_BEHIND + 2}")  # which nothing but the depth keeps from starting
     wire.gate.set()
     fifo.drain()
@@ -128,9 +134,9 @@ def test_a_job_of_one_round_lets_the_next_start_while_it_travels() -> None:
 def test_what_arrives_while_another_travels_is_encoded_then(rounds: int) -> None:
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    fifo.exchange(job(wire, 1, rounds), never, CPU, one if rounds == 1 else several)
+    fifo.submit(one_round(wire, 1) if rounds == 1 else job(wire, 1, rounds))
     wire.until("start 10")
-    fifo.exchange(job(wire, 2), never, CPU, one)
+    fifo.submit(one_round(wire, 2), timed=True)
     wire.until("start 20" if rounds == 1 else "encode 2")  # nothing has landed: the gate is shut
     wire.gate.set()
     fifo.drain()
@@ -144,7 +150,7 @@ def test_time_under_way_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
     for number in (1, 2, 3):
-        fifo.exchange(job(wire, number), never, CPU, one)
+        fifo.submit(one_round(wire, number), timed=True)
     wire.until("start 30")
     now[0] = 102.0
     wire.gate.set()
@@ -155,22 +161,60 @@ def test_time_under_way_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_job_that_breaks_its_promise_of_one_round_fails() -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    told: list[str] = []
-    fifo.exchange(job(wire, 1, rounds=2), lambda failure: told.append(str(failure)), CPU, one)
+    future = fifo.submit(one_round(wire, 1, rounds=2))
     fifo.drain()
-    assert told == [
+    assert failures([future]) == [
         "one_round: a compressor declares one_round = True, but yielded collectives twice; set one_round = False"
     ]
 
 
-def test_a_call_waits_for_the_jobs_before_it() -> None:
+def test_a_job_that_is_alone_waits_for_those_before_it_and_lets_those_after_it_wait() -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    fifo.exchange(job(wire, 1), never, CPU, several)
-    fifo.call(lambda: wire.note("call"), never)
-    fifo.exchange(job(wire, 2), never, CPU, several)
+    fifo.submit(job(wire, 1))
+    fifo.submit(one_round(wire, 2), alone=True)
+    fifo.submit(job(wire, 3))
     fifo.drain()
-    assert wire.events.index("decode 1") < wire.events.index("call") < wire.events.index("encode 2")
+    assert wire.events.index("decode 1") < wire.events.index("encode 2")
+    assert wire.events.index("decode 2") < wire.events.index("encode 3")
+
+
+def test_all_ranks_take_part_where_a_round_says_so_and_those_that_average_elsewhere() -> None:
+    averaging, everyone = Wire(), Wire()
+    fifo = Fifo(averaging, everyone)  # type: ignore[arg-type]
+
+    def mixed() -> Job[int]:
+        (first,) = yield Round([AllReduce(torch.tensor([1]))], over_all=True)
+        (second,) = yield [AllReduce(torch.tensor([2]))]
+        return int(first + second)
+
+    assert fifo.submit(mixed()).result(HUNG) == 3
+    assert everyone.events == ["start 1", "finish 1"]
+    assert averaging.events == ["start 2", "finish 2"]
+    fifo.close()
+
+
+def test_only_timed_jobs_count() -> None:
+    class Booked(Wire):
+        def launch(self, requests: list[Collective]) -> list[Collective]:
+            for request in requests:
+                self.ledger.book(request)
+            return super().launch(requests)
+
+    wire = Booked()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    fifo.submit(one_round(wire, 1), timed=True)
+    fifo.submit(one_round(wire, 2))
+    fifo.drain()
+    spent = fifo.spent()
+    coded_s, exchanged_s = spent.seconds()
+    assert spent.payload_bytes == 8
+    assert wire.ledger.payload_bytes == 16
+    assert coded_s > 0 and exchanged_s > 0
+    fifo.submit(one_round(wire, 3))
+    fifo.drain()
+    later = fifo.spent()
+    assert (later.payload_bytes, *later.seconds()) == (0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("where", ["encode", "decode"])
@@ -183,12 +227,11 @@ def test_a_failure_is_told_to_the_job_and_to_all_after_it(where: str) -> None:
 
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    told: list[str] = []
-    fifo.exchange(breaks(), lambda failure: told.append(f"first {failure}"), CPU, several)
-    fifo.exchange(job(wire, 2), lambda failure: told.append(f"second {failure}"), CPU, several)
-    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
+    futures = [fifo.submit(breaks()), fifo.submit(job(wire, 2)), fifo.submit(job(wire, 3), alone=True)]
     fifo.drain()
-    assert told == ["first boom", "second boom", "call boom"]
+    assert failures(futures) == ["boom"] * 3
+    assert failures([fifo.submit(job(wire, 4))]) == ["boom"]
+    assert "encode 3" not in wire.events
 
 
 def test_a_collective_that_fails_is_told_to_what_travels_behind_it_too() -> None:
@@ -199,14 +242,12 @@ def test_a_collective_that_fails_is_told_to_what_travels_behind_it_too() -> None
 
     wire = Broken(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    told: list[str] = []
-    for number in (1, 2):
-        fifo.exchange(job(wire, number), lambda failure, n=number: told.append(f"{n} {failure}"), CPU, one)  # type: ignore[misc]
-    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
+    futures = [fifo.submit(one_round(wire, number)) for number in (1, 2)]
+    futures.append(fifo.submit(job(wire, 3), alone=True))
     wire.until("start 10")
     wire.gate.set()
     fifo.drain(HUNG)
-    assert told == ["1 the peer is gone", "2 the peer is gone", "call the peer is gone"]
+    assert failures(futures) == ["the peer is gone"] * 3
 
 
 def test_after_a_failure_nobody_waits_for_what_never_lands() -> None:
@@ -216,12 +257,11 @@ def test_after_a_failure_nobody_waits_for_what_never_lands() -> None:
 
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    told: list[str] = []
-    fifo.exchange(job(wire, 1), lambda failure: told.append(f"first {failure}"), CPU, one)
+    futures = [fifo.submit(one_round(wire, 1))]
     wire.until("start 10")
-    fifo.exchange(breaks(), lambda failure: told.append(f"second {failure}"), CPU, one)
+    futures.append(fifo.submit(breaks()))
     fifo.drain(HUNG)
-    assert sorted(told) == ["first boom", "second boom"]
+    assert failures(futures) == ["boom", "boom"]
     wire.gate.set()
 
 
@@ -233,64 +273,29 @@ def test_draining_on_the_thread_itself_does_not_wait() -> None:
         fifo.drain()
         done.set()
 
-    fifo.call(drains, never)
+    fifo.submit(job_of(drains))
     assert done.wait(HUNG)
 
 
 def test_the_thread_ends_after_what_was_handed_over() -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    fifo.exchange(job(wire, 1), never, CPU, several)
+    fifo.submit(job(wire, 1))
     fifo.close()
     fifo._thread.join(HUNG)
     assert not fifo._thread.is_alive()
     assert "decode 1" in wire.events
 
 
-def breaks() -> Generator[list[Collective], list[Any], None]:
-    raise ValueError("boom")
-    yield []
+def test_a_callback_that_raises_cannot_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(_: Future[Any]) -> None:
+        raise KeyError("a callback's own")
 
-
-def raises(failure: BaseException) -> None:
-    raise KeyError("a callback's own")
-
-
-def waits(fifo: Fifo) -> Callable[[], None]:
-    """A call that starts a collective, and waits for it."""
-
-    def call() -> None:
-        fifo.finish(fifo.launch([AllReduce(torch.tensor([10]))]))
-
-    return call
-
-
-def test_a_callback_that_raises_cannot_end_the_thread_and_is_reported_once() -> None:
-    fifo = Fifo(Wire())  # type: ignore[arg-type]
-    told: list[str] = []
-
-    def hands_over() -> None:
-        fifo.exchange(breaks(), raises, CPU, several)
-        fifo.exchange(breaks(), raises, CPU, several)
-        fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
-        assert fifo.drain(HUNG)
-
-    with pytest.warns(RuntimeWarning, match=r"raises failed: KeyError.*training continues") as seen:
-        hands_over()
-    assert len(seen) == 1
-    assert told == ["call boom"]
-    assert fifo._thread.is_alive()
-
-
-def test_a_callback_that_raises_cannot_end_the_thread_where_warnings_are_errors(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fifo = Fifo(Wire())  # type: ignore[arg-type]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fifo.exchange(breaks(), raises, CPU, several)
-        assert fifo.drain(HUNG)
-    assert "raises failed: KeyError" in capsys.readouterr().err
+    wire = Wire()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    first = fifo.submit(job(wire, 1))
+    first.add_done_callback(raises)
+    assert fifo.submit(job(wire, 2)).result(HUNG) == 2
     assert fifo._thread.is_alive()
 
 
@@ -302,58 +307,47 @@ def test_where_the_thread_ends_all_that_wait_and_all_that_comes_later_get_its_ex
 
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    told: list[str] = []
-    fifo.exchange(job(wire, 1), lambda failure: told.append(f"first {failure}"), CPU, one)
-    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
+    futures = [fifo.submit(one_round(wire, 1)), fifo.submit(job(wire, 2), alone=True)]
     wire.until("start 10")
     monkeypatch.setattr(Fifo, "_encode_and_send", bug)
     assert fifo.drain(HUNG)  # which wakes the thread
     fifo._thread.join(HUNG)
     assert not fifo._thread.is_alive()
-    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"late {failure}"))
-    assert told == [f"{name} the thread's own" for name in ("first", "call", "late")]
+    futures.append(fifo.submit(job(wire, 3)))
+    assert failures(futures) == ["the thread's own"] * 3
     assert fifo.drain(HUNG)
     wire.gate.set()
     fifo.close()
 
 
-@pytest.mark.parametrize("where", ["job", "call"])
+@pytest.mark.parametrize("alone", [False, True])
 def test_close_returns_while_another_rank_stalls_and_tells_whoever_waits(
-    where: str, monkeypatch: pytest.MonkeyPatch
+    alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "JOIN_SECONDS", 0.2)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    told: list[BaseException] = []
-    if where == "job":
-        fifo.exchange(job(wire, 1), told.append, CPU, one)
-    else:
-        fifo.call(waits(fifo), told.append)
+    futures = [fifo.submit(one_round(wire, 1), alone)]
     wire.until("start 10")
     assert not fifo.drain(0.05)
     fifo.close()  # it may have returned before the thread told
     fifo._thread.join(HUNG)
-    fifo.call(lambda: None, told.append)
-    assert len(told) == 2
-    assert all(isinstance(failure, ExchangeError) for failure in told)
-    assert all("a rank did not answer" in str(failure) for failure in told)
+    futures.append(fifo.submit(job(wire, 2)))
+    assert all(isinstance(future.exception(timeout=HUNG), ExchangeError) for future in futures)
+    assert all("a rank did not answer" in failure for failure in failures(futures))
     wire.gate.set()
 
 
-@pytest.mark.parametrize("where", ["job", "call"])
-def test_a_rank_that_waits_learns_that_another_one_failed(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_rank_that_waits_learns_that_another_one_failed(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
     monkeypatch.setattr(fifo._failures, "look", lambda: "rank 1 of 2 failed: ValueError: boom")
-    told: list[str] = []
-    if where == "job":
-        fifo.exchange(job(wire, 1), lambda failure: told.append(str(failure)), CPU, one)
-    else:
-        fifo.call(waits(fifo), lambda failure: told.append(str(failure)))
+    future = fifo.submit(job(wire, 1), alone)
     assert fifo.drain(HUNG)
-    assert told == ["rank 0 of 1 got no answer: rank 1 of 2 failed: ValueError: boom"]
+    assert failures([future]) == ["rank 0 of 1 got no answer: rank 1 of 2 failed: ValueError: boom"]
     wire.gate.set()
 
 
@@ -395,7 +389,7 @@ def test_nobody_asks_for_failures_while_nothing_is_under_way(monkeypatch: pytest
 
     monkeypatch.setattr(fifo._failures, "look", asks)
     for number in range(1, 4):
-        fifo.exchange(job(wire, number), never, CPU, one)
+        fifo.submit(one_round(wire, number), timed=True)
         fifo.drain()
         fifo._thread.join(0.05)  # it idles
     assert fifo._thread.is_alive()
@@ -413,7 +407,7 @@ def test_the_exchange_thread_computes_with_as_many_threads_as_the_user_set() -> 
     torch.set_num_threads(before + 2)
     try:
         fifo = Fifo(Wire())  # type: ignore[arg-type]
-        fifo.call(lambda: found.append(asked()), never)
+        fifo.submit(job_of(lambda: found.append(asked())))
         fifo.close()
     finally:
         torch.set_num_threads(before)

@@ -28,7 +28,7 @@ def mixed(rank: int, world: int) -> list[Rounds]:
 
 def test_tensors_of_one_kind_travel_as_one() -> None:
     ledgers = [Ledger(2), Ledger(2)]
-    memory.run([fuse(mixed(rank, 2), finite=True) for rank in range(2)], ledgers)
+    memory.run([fuse(mixed(rank, 2)) for rank in range(2)], ledgers)
     assert ledgers[0].calls == {"AllReduce": 1, "AllGather": 1}
     # 3 floats and the flag; 4 + 200 values, 4 one-byte and 200 two-byte indices, padded to 8
     assert ledgers[0].payload_bytes == 16 + 1224
@@ -36,24 +36,24 @@ def test_tensors_of_one_kind_travel_as_one() -> None:
 
 
 def test_the_flag_of_one_rank_stops_all() -> None:
-    assert memory.run([fuse(mixed(rank, 3), finite=rank != 1) for rank in range(3)]) == [None, None, None]
+    assert memory.run([fuse(mixed(rank, 3), finite=torch.tensor(rank != 1)) for rank in range(3)]) == [None, None, None]
 
 
 def test_a_gather_carries_the_flag_when_there_is_no_sum() -> None:
     def rounds(rank: int) -> Rounds:
         return topk.rounds(torch.ones(30), 10.0, Context(rank=rank, world=2))
 
-    assert memory.run([fuse([rounds(r)], finite=r == 0) for r in range(2)]) == [None, None]
+    assert memory.run([fuse([rounds(r)], finite=torch.tensor(r == 0)) for r in range(2)]) == [None, None]
 
 
 def test_sixteen_bit_overflow_on_the_wire_counts_as_not_finite() -> None:
     half = dense(dtype="float16")
-    ranks = [fuse([half.rounds(torch.full((4,), 3e5), 2.0, Context(world=2))], finite=True) for _ in range(2)]
+    ranks = [fuse([half.rounds(torch.full((4,), 3e5), 2.0, Context(world=2))]) for _ in range(2)]
     assert memory.run(ranks) == [None, None]
 
 
 def test_no_tensors_is_no_collective() -> None:
-    assert memory.run([fuse([], finite=True)]) == [Outcome([], True)]
+    assert memory.run([fuse([])]) == [Outcome([], None)]
 
 
 def test_rounds_of_different_lengths_are_fused_round_by_round() -> None:
@@ -64,7 +64,7 @@ def test_rounds_of_different_lengths_are_fused_round_by_round() -> None:
         return Reduced(x, x, 1.0)
 
     ledger = Ledger(2)
-    (first, _) = memory.run([fuse([chatty(1), chatty(3)], finite=True) for _ in range(2)], [ledger, Ledger(2)])
+    (first, _) = memory.run([fuse([chatty(1), chatty(3)]) for _ in range(2)], [ledger, Ledger(2)])
     assert first is not None
     assert [float(r.mean[0]) for r in first.reduced if isinstance(r.mean, torch.Tensor)] == [2.0, 8.0]
     assert ledger.calls == {"AllReduce": 3}

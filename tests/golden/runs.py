@@ -83,9 +83,7 @@ class Run:
         checkpoint = torch.load(io.BytesIO(saved), weights_only=True) if saved else {"made": {}, "ranks": {}}
         self._case, self._script = case, script
         script.made = checkpoint["made"]
-        self._lockstep = (
-            Lockstep(case.ranks, host_looks=False, seconds=1e-3) if case.in_memory else None
-        )
+        self._lockstep = Lockstep(case.ranks, host_looks=False, seconds=1e-3) if case.in_memory else None
         executors = {rank: None} if self._lockstep is None else dict(enumerate(self._lockstep.executors))
         self._ranks = {
             number: case.rank(number, case.settings, case.optimizer, executor, checkpoint["ranks"].get(number))

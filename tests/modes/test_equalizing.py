@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.engine.engine import Engine
 from gravac.exchange import memory
-from gravac.exchange.executor import Returning
+from gravac.exchange.executor import Job
 from gravac.exchange.lockstep import Lockstep
 from gravac.exchange.streams import StreamExecutor
 from gravac.modes import equalizing
@@ -38,7 +38,7 @@ def same_bits(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     return all(other == first for other in others)
 
 
-def in_memory(job: Callable[[Optimizers, torch.device], Returning[Any]], *ranks: torch.optim.Optimizer) -> list[Any]:
+def in_memory(job: Callable[[Optimizers, torch.device], Job[Any]], *ranks: torch.optim.Optimizer) -> list[Any]:
     return memory.run([job([optimizer], CPU) for optimizer in ranks])
 
 

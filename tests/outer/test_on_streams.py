@@ -68,10 +68,10 @@ def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(fra
     read, read_verdicts = [0], Rounds._read_flags
 
     def looked_at(rounds: Rounds, newest: int) -> None:
-        there = [
+        there: Any = [
             pending.finite_flags_on_host for _, pending in rounds._unread_fragments if pending.round_number <= newest
         ]
-        device.access(HOST, _places(there), set(), "the host reads verdicts")
+        device.access(HOST, _places([copy._tensor for copy in there]), set(), "the host reads verdicts")
         read[0] += len(there)
         read_verdicts(rounds, newest)
 

@@ -20,6 +20,7 @@ from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller
 from gravac.engine.inputs import StepInputs
+from gravac.exchange.reading import HostCopy
 from gravac.exchange.streams import StreamExecutor
 from tests.device.idle import Idle
 
@@ -67,23 +68,33 @@ class Log:
 class Looking(StreamExecutor):
     """Learns what ranks agree on when it looks, from those that have said something by then: all."""
 
-    def __init__(self, transport: Any, device: Any, agreement: Any, board: list[list[list[list[float]]]]) -> None:
+    def __init__(self, transport: Any, device: Any, agreement: Any, board: list[list[list[float]]]) -> None:
         super().__init__(transport, device, agreement)
         self._said = board[self.rank]
         self._board = board
 
-    def agree(self, vectors: Sequence[Sequence[Any]]) -> Any:
-        super().agree(vectors)
-        self._said.append([[float(number) for number in vector] for vector in vectors])
-        return len(self._said) - 1
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        self._said.append(tensor.tolist())
+        return Told(self, super().to_host(tensor), len(self._said) - 1)
 
-    def agreed(self, started: Any) -> list[list[float]]:
-        together = [said[started] for said in self._board]
-        return [[sum(numbers) for numbers in zip(*vectors, strict=True)] for vectors in zip(*together, strict=True)]
+    def told(self, number: int) -> list[float]:
+        """What all ranks have said as their vector of this number, summed."""
+        return [sum(numbers) for numbers in zip(*(said[number] for said in self._board), strict=True)]
+
+
+class Told:
+    """A sum that is known when it is read."""
+
+    def __init__(self, executor: Looking, copy: HostCopy, number: int) -> None:
+        self.executor, self.copy, self.number = executor, copy, number
+
+    def read(self) -> list[float]:
+        self.copy.read()
+        return self.executor.told(self.number)
 
 
 def one_rank(
-    rank: int, seed: int, log: list[Entry], board: list[list[list[list[float]]]], executors: type[Looking]
+    rank: int, seed: int, log: list[Entry], board: list[list[list[float]]], executors: type[Looking]
 ) -> Iterator[int]:
     """Train, and pause after everything that is handed over; yields the step."""
     own = random.Random(f"{seed} {rank}")
@@ -121,7 +132,7 @@ def logs_of(seed: int, executors: type[Looking] = Looking) -> list[list[Entry]]:
     """What each rank hands over in one schedule."""
     draw = random.Random(-seed)
     logs: list[list[Entry]] = [[] for _ in range(WORLD)]
-    board: list[list[list[list[float]]]] = [[] for _ in range(WORLD)]
+    board: list[list[list[float]]] = [[] for _ in range(WORLD)]
     ranks = [one_rank(rank, seed, logs[rank], board, executors) for rank in range(WORLD)]
     steps = [0] * WORLD
     running = set(range(WORLD))
@@ -147,8 +158,8 @@ def test_ranks_hand_over_in_one_order(part: int) -> None:
 class Selfish(Looking):
     """Goes by its own numbers."""
 
-    def agreed(self, started: Any) -> list[list[float]]:
-        return [[WORLD * number for number in vector] for vector in self._said[started]]
+    def told(self, number: int) -> list[float]:
+        return [WORLD * own for own in self._said[number]]
 
 
 def test_ranks_that_go_by_numbers_of_their_own_do_not() -> None:

@@ -28,7 +28,7 @@ from gravac.averaging.tensors import flat, memory_shape
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Averaged
 from gravac.exchange.executor import Executor, Mark, fail
-from gravac.exchange.reading import AT_ONCE, Finite, HostCopy, Reads
+from gravac.exchange.reading import AT_ONCE, Finite, HostCopy, Reads, both
 from gravac.modes.outer.anchors import AnchorStorage, State, exchange_dtype
 from gravac.modes.outer.buffer_exchange import BufferExchange
 
@@ -108,7 +108,7 @@ class PendingFragment:
             averaged: future of the exchange, which has ended.
         """
         try:
-            self.mean_finite = averaged.result()
+            self.mean_finite = functools.reduce(both, averaged.result(), None)
             self.mean_squared_norm = _squared_norm(self.flat)
             if self._executor is not None and self._executor.lag:
                 assert self.mean_finite is not None
