@@ -62,6 +62,7 @@ class ReadyGroup:
         next_segment_elements: number of elements of the group's next segment; 0 if no segment follows.
         means_finite: whether the means of the group's segments so far are finite; shared by all segments.
         cut_from: the group of which this is a segment; ``None``: this is a whole group.
+        is_final: whether this is the last segment of its group, or a whole group.
     """
 
     pieces: tuple[Piece, ...]
@@ -71,11 +72,12 @@ class ReadyGroup:
     next_segment_elements: int = 0
     means_finite: list[torch.Tensor] = field(default_factory=list)
     cut_from: "ReadyGroup | None" = None
+    is_final: bool = True
 
     @property
     def whole(self) -> "ReadyGroup | None":
         """The whole group if this is its last segment, or the group itself; otherwise ``None``."""
-        return None if self.next_segment_elements else self.cut_from or self
+        return (self.cut_from or self) if self.is_final else None
 
     def add_mean(self, finite: Finite, executor: Executor) -> None:
         """Record that the tensors hold their mean; complete ``averaged`` with the group's last segment.
@@ -86,7 +88,7 @@ class ReadyGroup:
         """
         if finite is not None:
             self.means_finite.append(finite)
-        if self.next_segment_elements or self.averaged.done():
+        if not self.is_final or self.averaged.done():
             return
         if self.cut_from is not None:
             executor.join()
@@ -170,7 +172,14 @@ def cut(group: ReadyGroup) -> list[ReadyGroup]:
 
     segment_sizes = [sum(piece.flat.numel() for piece in segment) for segment in segments]
     return [
-        replace(group, pieces=tuple(segment), buffer=None, next_segment_elements=next_elements, cut_from=group)
+        replace(
+            group,
+            pieces=tuple(segment),
+            buffer=None,
+            next_segment_elements=next_elements,
+            cut_from=group,
+            is_final=segment is segments[-1],
+        )
         for segment, next_elements in zip(segments, [*segment_sizes[1:], 0], strict=True)
     ]
 
