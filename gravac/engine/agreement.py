@@ -54,7 +54,7 @@ class Agreement:
         executor.catch_up()
         self.read(step - 1 - executor.lag)
         yield from self.exchange(step - executor.latency)
-        self.observe(step - executor.latency)
+        self.observe()
 
     def exchange_due(self) -> Job[None]:
         """Sum the numbers that are due in the present step, which has begun."""
@@ -69,7 +69,7 @@ class Agreement:
     def observe_due(self) -> None:
         """Observe the sums that have arrived during a step, which ends, if the host may read them at once."""
         if not self.executor.lag:
-            self.observe(self._state.step + 1 - self.executor.latency)
+            self.observe()
 
     def read(self, last_step: int) -> None:
         """Convert squared norms and moments of pending measurements to numbers.
@@ -98,12 +98,12 @@ class Agreement:
         remaining_sums = iter(sums)
         self._sums += [[next(remaining_sums) for _ in step] for step in own_vectors]
 
-    def observe(self, last_step: int) -> None:
-        """Let the engine decide by the sums of each step up to ``last_step``.
+    def observe(self) -> None:
+        """Let the engine decide by the sums of each step whose sums have arrived.
 
         For each step, the function ``observe`` that the constructor got is called with the measurement and its sums.
         """
-        while self._sums and self._state.pending[0].step <= last_step:
+        while self._sums:
             with named_failure(self._state, lambda: AGREEMENT_TEXT):
                 sums = [total.read() for total in self._sums.pop(0)]
             self._sent_count -= 1

@@ -136,8 +136,9 @@ class Waiting:
         """
         self.groups += [] if group is None else [group]
         waiting_elements = elements(self.groups)
-        next_segment_elements = 0 if group is None else group.next_segment_elements
-        next_segment_fits = next_segment_elements and waiting_elements + next_segment_elements <= self.max_elements
+        next_segment_fits = group is not None and (
+            0 < group.next_segment_elements <= self.max_elements - waiting_elements
+        )
         if not at_once and (waiting_elements < self.enough_elements or next_segment_fits):
             return []
         groups_to_compress, self.groups = self.groups, []

@@ -117,7 +117,7 @@ class StepJobs:
     def decide_by_ended_steps(self) -> Candidate:
         """Let the controller decide by all steps that have ended; return the candidate of the next step."""
         assert self.decision is not None
-        self.agreement.observe(self.state.step)
+        self.agreement.observe()
         self._take_probe_request()
         return self.decision.candidate
 

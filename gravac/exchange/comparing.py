@@ -6,14 +6,17 @@ Ranks whose settings differ would train different weights without an error, or s
 or abort.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from gravac.exchange.group import CPU, ExchangeError, backend_of, check_initialized
+from gravac.exchange.failures import ExchangeError
+from gravac.exchange.group import check_initialized
 from gravac.settings import SettingsError
 
 MISSING_TEXT = "none"
@@ -22,8 +25,7 @@ MISSING_TEXT = "none"
 MAX_SHOWN = 3
 """Largest number of ranks, of different texts of a field, and of further fields that an error message lists."""
 
-Comparison = Generator[torch.Tensor, list[torch.Tensor], None]
-"""Generator that yields flat tensors to all-gather, one at a time; each time it is resumed with all ranks' tensors."""
+T = TypeVar("T")
 
 
 def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.ProcessGroup | None) -> None:
@@ -44,20 +46,25 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
     world = dist.get_world_size(group)
     if world == 1:
         return
-    exchange_device = device if backend_of(group, device) == "nccl" else CPU
+    digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).hexdigest()
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            if len(set(gather_objects(digest, group))) == 1:
+                return
+            texts_by_rank = gather_objects(dict(texts), group)
+    except RuntimeError as failure:
+        raise ExchangeError(
+            f"rank {dist.get_rank(group)} of {world} got no answer while ranks compared their settings: another "
+            f"rank has failed, or has not called attach: {failure}"
+        ) from failure
+    raise SettingsError(difference(texts_by_rank))
 
-    def gather(local_tensor: torch.Tensor) -> list[torch.Tensor]:
-        gathered_rows = [torch.empty_like(local_tensor, device=exchange_device) for _ in range(world)]
-        try:
-            dist.all_gather(gathered_rows, local_tensor.to(exchange_device), group=group)
-            return [row.cpu() for row in gathered_rows]
-        except RuntimeError as failure:
-            raise ExchangeError(
-                f"rank {dist.get_rank(group)} of {world} got no answer while ranks compared their settings: another "
-                f"rank has failed, or has not called attach: {failure}"
-            ) from failure
 
-    run_comparison(compare(texts), gather)
+def gather_objects(local: T, group: dist.ProcessGroup | None) -> list[T]:
+    """Gather an object from each rank of a group (``None``: the default group); return the objects, by rank."""
+    objects: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(objects, local, group=group)
+    return objects
 
 
 def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGroup) -> dict[str, tuple[int, ...]]:
@@ -70,8 +77,7 @@ def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGro
     Raises:
         SettingsError: ranks have parameters of different names, or of different numbers of dimensions.
     """
-    shapes_of_ranks: list[Mapping[str, tuple[int, ...]]] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(shapes_of_ranks, dict(shapes), group=group)
+    shapes_of_ranks = gather_objects(dict(shapes), group)
     dimensions_by_rank = [{name: len(shape) for name, shape in rank_shapes.items()} for rank_shapes in shapes_of_ranks]
     for rank, dimensions in enumerate(dimensions_by_rank):
         if differing_parameters := sorted(dimensions.items() ^ dimensions_by_rank[0].items()):
@@ -85,45 +91,6 @@ def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGro
         name: tuple(max(sizes) for sizes in zip(*(rank_shapes[name] for rank_shapes in shapes_of_ranks), strict=True))
         for name in shapes
     }
-
-
-def run_comparison(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
-    """Run a generator that compares this rank's texts with other ranks', by all-gathers; pass on its exceptions.
-
-    Args:
-        comparison: generator that ``compare`` returned; it yields the tensors to all-gather.
-        gather: function that all-gathers this rank's flat tensor, and returns all ranks' tensors, by rank.
-    """
-    try:
-        local_tensor = next(comparison)
-        while True:
-            local_tensor = comparison.send(gather(local_tensor))
-    except StopIteration:
-        return
-
-
-def compare(texts: Mapping[str, str]) -> Comparison:
-    """Return a generator that compares this rank's texts with the other ranks'; ``run_comparison`` runs it.
-
-    1. All-gather a digest of 32 bytes of the texts. End if all digests are equal.
-    2. All-gather the length of the texts in bytes.
-    3. All-gather the texts, padded to the largest length, and raise an error that names the first difference.
-
-    Args:
-        texts: this rank's texts, by field name.
-
-    Raises:
-        SettingsError: a text differs; raised when the generator is run.
-    """
-    digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).digest()
-    digests = yield _bytes_tensor(digest)
-    if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
-        return
-    encoded_texts = json.dumps(dict(texts)).encode()
-    own_length = torch.tensor([len(encoded_texts)], dtype=torch.int64, device="cpu")
-    lengths = [int(length) for length in (yield own_length)]
-    encoded_rows = yield _bytes_tensor(encoded_texts.ljust(max(lengths)))
-    raise SettingsError(difference([json.loads(row.numpy().tobytes()) for row in encoded_rows]))
 
 
 def difference(texts_by_rank: Sequence[Mapping[str, str]]) -> str:
@@ -186,7 +153,3 @@ def _subject_and_verb(ranks: Sequence[int]) -> str:
     if len(ranks) > MAX_SHOWN:
         return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}, have"
     return f"ranks {', '.join(map(str, ranks))} have"
-
-
-def _bytes_tensor(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

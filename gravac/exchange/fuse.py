@@ -7,7 +7,7 @@ set the flag, the ranks exchange nothing more of these tensors. If the host must
 continues instead, and the device uses ``Outcome.finite``.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -36,6 +36,12 @@ class Outcome(Generic[T]):
 
 ALIGNMENT = 8
 """Rows of bytes are padded to a multiple of this number of bytes, so that they can be viewed as any dtype."""
+
+KINDS: tuple[type, ...] = (AllReduce, AllGather, AllToAll, Broadcast)
+"""Kinds of collectives, in the order in which they start."""
+
+Split = Callable[[Any], dict[int, Any]]
+"""Function that takes the result of joined collectives, and returns each generator's part, by its position."""
 
 FLAG = -1
 """Key of the flag's collective in a dict of collectives. The other keys are the positions, from 0, of the generators.
@@ -100,14 +106,12 @@ def fuse(
     if requests:
         requests[FLAG] = _flag(list(requests.values()), finite)
     while requests:
-        joined_groups = _batches(requests)
+        joined_collectives, splits = zip(*map(_joined, _groups(requests)), strict=True)
+        joined_results = yield Round(joined_collectives, last=one_round)
         requests.clear()
-        joined_results = yield Round([joined_group.fused() for joined_group in joined_groups], last=one_round)
-        result_by_position = dict(
-            position_and_result
-            for joined_group, joined_result in zip(joined_groups, joined_results, strict=True)
-            for position_and_result in joined_group.split(joined_result)
-        )
+        result_by_position: dict[int, Any] = {}
+        for split, joined_result in zip(splits, joined_results, strict=True):
+            result_by_position |= split(joined_result)
         if FLAG in result_by_position:
             all_finite = _flags_are_zero(result_by_position.pop(FLAG))
             if reads.known(all_finite) is False:
@@ -174,137 +178,83 @@ def _flags_are_zero(flags_result: torch.Tensor | tuple[torch.Tensor]) -> torch.T
     return (flags == 0).view(()) if flags.numel() == 1 else (flags == 0).all()
 
 
-class _Sums:
-    """Several generators' all-reduces of one dtype, which are run as a single all-reduce.
+def _groups(requests: dict[int, Collective]) -> list[dict[int, Collective]]:
+    """Divide collectives into groups, each of which is run as a single collective.
 
-    Attributes:
-        members: for each all-reduce, the position of its generator, and the tensor to sum.
-    """
-
-    def __init__(self) -> None:
-        self.members: list[tuple[int, torch.Tensor]] = []
-
-    def fused(self) -> AllReduce:
-        """Return the single all-reduce: of all members' tensors, one after the other in a flat tensor."""
-        return AllReduce(torch.cat([tensor.reshape(-1) for _, tensor in self.members]))
-
-    def split(self, joined_result: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """Cut the result of the single all-reduce; return each generator's position and its part of the result."""
-        result_parts = torch.split(joined_result, [tensor.numel() for _, tensor in self.members])
-        return [
-            (position, result_part.view(tensor.shape))
-            for (position, tensor), result_part in zip(self.members, result_parts, strict=True)
-        ]
-
-
-class _Rows:
-    """Several generators' all-gathers (or all-to-alls) of any dtypes, which are run as a single collective of bytes.
-
-    An all-gather sends the same row of bytes to all ranks, an all-to-all sends row r to rank r. From each rank, one row
-    arrives. A row has the bytes of all members' tensors, the widest dtype first, for alignment.
-
-    Attributes:
-        members: for each collective, the position of its generator, and the collective itself.
-    """
-
-    def __init__(self) -> None:
-        self.members: list[tuple[int, AllGather | AllToAll]] = []
-        self._tensors_widest_first: list[torch.Tensor] = []
-        self._is_all_to_all = False
-
-    def fused(self) -> AllGather | AllToAll:
-        """Return the single collective: of the bytes (uint8) of all members' tensors."""
-        self._is_all_to_all = isinstance(self.members[0][1], AllToAll)
-        tensors = [tensor for _, request in self.members for tensor in tensors_of(request)]
-        self._tensors_widest_first = sorted(tensors, key=lambda tensor: -tensor.element_size())
-        widest_tensor = self._tensors_widest_first[0]
-        row_count = len(widest_tensor) if self._is_all_to_all else 1
-        byte_rows = [tensor.contiguous().view(row_count, -1).view(torch.uint8) for tensor in self._tensors_widest_first]
-        row_bytes = sum(byte_row.shape[1] for byte_row in byte_rows)
-        byte_rows.append(torch.zeros(row_count, -row_bytes % ALIGNMENT, dtype=torch.uint8, device=widest_tensor.device))
-        joined_rows = torch.cat(byte_rows, dim=1)
-        return AllToAll(joined_rows) if self._is_all_to_all else AllGather(joined_rows[0])
-
-    def split(self, joined_result: Any) -> Sequence[tuple[int, Any]]:
-        """Cut the result of the single collective; return each generator's position and its part of the result."""
-        received_rows = joined_result if self._is_all_to_all else joined_result[0]
-        received_by_id: dict[int, torch.Tensor] = {}
-        offset = 0
-        for tensor in self._tensors_widest_first:
-            shape = tensor.shape[1:] if self._is_all_to_all else tensor.shape
-            tensor_bytes = shape.numel() * tensor.element_size()
-            received = (
-                received_rows[:, offset : offset + tensor_bytes].view(tensor.dtype)
-                if tensor_bytes
-                else tensor.new_empty(len(received_rows), 0)
-            )
-            received_by_id[id(tensor)] = received.view(len(received_rows), *shape)
-            offset += tensor_bytes
-        positions_and_results = [
-            (position, tuple(received_by_id[id(tensor)] for tensor in tensors_of(request)))
-            for position, request in self.members
-        ]
-        return (
-            [(position, tensors[0]) for position, tensors in positions_and_results]
-            if self._is_all_to_all
-            else positions_and_results
-        )
-
-
-class _Broadcasts:
-    """Several generators' broadcasts from one root, which are run as a single broadcast of bytes.
-
-    Attributes:
-        members: for each broadcast, the position of its generator, and the broadcast itself.
-    """
-
-    def __init__(self) -> None:
-        self.members: list[tuple[int, Broadcast]] = []
-
-    def fused(self) -> Broadcast:
-        """Return the single broadcast: of the bytes (uint8) of all members' tensors."""
-        members_widest_first = self._members_widest_first()
-        all_bytes = torch.cat([request.tensor.reshape(-1).view(torch.uint8) for _, request in members_widest_first])
-        return Broadcast(all_bytes, members_widest_first[0][1].root)
-
-    def split(self, joined_result: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """Cut the result of the single broadcast; return each generator's position and its part of the result."""
-        members_widest_first = self._members_widest_first()
-        result_parts = torch.split(joined_result, [request.payload_bytes for _, request in members_widest_first])
-        positions_and_results = [
-            (position, result_part.view(request.tensor.dtype).view(request.tensor.shape))
-            for (position, request), result_part in zip(members_widest_first, result_parts, strict=True)
-        ]
-        return sorted(positions_and_results, key=lambda result: result[0])
-
-    def _members_widest_first(self) -> list[tuple[int, Broadcast]]:
-        """Return the members, those with the widest dtype first, so that each tensor is aligned in the joined bytes."""
-        return sorted(self.members, key=lambda member: -member[1].tensor.element_size())
-
-
-_JoinedCollectives = _Sums | _Rows | _Broadcasts
-
-
-def _batches(requests: dict[int, Collective]) -> list[_JoinedCollectives]:
-    """Sort collectives into batches, each of which is run as a single collective; return the batches.
-
-    There is a batch of all-reduces for each dtype, a batch of all all-gathers, a batch of all all-to-alls, and a batch
+    There is a group of all-reduces for each dtype, a group of all all-gathers, a group of all all-to-alls, and a group
     of broadcasts for each root.
 
     Args:
         requests: each generator's collective, by the generator's position, and the flag's collective, by ``FLAG``.
     """
-    sums_by_dtype: dict[torch.dtype, _Sums] = {}
-    gathers, all_to_alls = _Rows(), _Rows()
-    broadcasts_by_root: dict[int, _Broadcasts] = {}
+    groups: dict[tuple[int, Any], dict[int, Collective]] = {}
     for position, collective in requests.items():
+        key: tuple[int, Any] = (KINDS.index(type(collective)), None)
         if isinstance(collective, AllReduce):
-            sums_by_dtype.setdefault(collective.tensor.dtype, _Sums()).members.append((position, collective.tensor))
-        elif isinstance(collective, AllGather):
-            gathers.members.append((position, collective))
-        elif isinstance(collective, AllToAll):
-            all_to_alls.members.append((position, collective))
-        else:
-            broadcasts_by_root.setdefault(collective.root, _Broadcasts()).members.append((position, collective))
-    joined_rows = [joined_group for joined_group in (gathers, all_to_alls) if joined_group.members]
-    return [*sums_by_dtype.values(), *joined_rows, *broadcasts_by_root.values()]
+            key = (key[0], collective.tensor.dtype)
+        elif isinstance(collective, Broadcast):
+            key = (key[0], collective.root)
+        groups.setdefault(key, {})[position] = collective
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
+
+
+def _joined(requests: dict[int, Collective]) -> tuple[Collective, Split]:
+    """Return the single collective of a group, and the function that splits its result."""
+    return _joined_sum(requests) if isinstance(next(iter(requests.values())), AllReduce) else _joined_rows(requests)
+
+
+def _joined_sum(requests: dict[int, Collective]) -> tuple[Collective, Split]:
+    """Join all-reduces of one dtype: their tensors, one after the other in a flat tensor."""
+    tensors = [tensor for request in requests.values() for tensor in tensors_of(request)]
+
+    def split(result: torch.Tensor) -> dict[int, Any]:
+        parts = torch.split(result, [tensor.numel() for tensor in tensors])
+        return {
+            position: part.view(tensor.shape) for position, part, tensor in zip(requests, parts, tensors, strict=True)
+        }
+
+    return AllReduce(torch.cat([tensor.reshape(-1) for tensor in tensors])), split
+
+
+def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
+    """Join all-gathers, all-to-alls, or broadcasts from one root, of any dtypes, to a single collective of bytes.
+
+    An all-gather and a broadcast send one row of bytes, an all-to-all sends row r to rank r. A row has the bytes of all
+    tensors, the widest dtype first, for alignment.
+    """
+    first_request = next(iter(requests.values()))
+    is_all_to_all = isinstance(first_request, AllToAll)
+    tensors = sorted(
+        (tensor for request in requests.values() for tensor in tensors_of(request)),
+        key=lambda tensor: -tensor.element_size(),
+    )
+    row_count = len(tensors[0]) if is_all_to_all else 1
+    byte_rows = [tensor.contiguous().view(row_count, -1).view(torch.uint8) for tensor in tensors]
+    sizes = [byte_row.shape[1] for byte_row in byte_rows]
+    padding = -sum(sizes) % ALIGNMENT
+    joined_rows = torch.cat([*byte_rows, byte_rows[0].new_zeros(row_count, padding)], dim=1)
+
+    def split(result: Any) -> dict[int, Any]:
+        rows = result[0] if isinstance(result, tuple) else result if is_all_to_all else result.unsqueeze(0)
+        parts = torch.split(rows, [*sizes, padding], dim=1)
+        part_by_id = {id(tensor): part for tensor, part in zip(tensors, parts[:-1], strict=True)}
+        results: dict[int, Any] = {}
+        for position, request in requests.items():
+            received = tuple(
+                _viewed(part_by_id[id(tensor)], tensor, tensor.shape[is_all_to_all:]) for tensor in tensors_of(request)
+            )
+            if isinstance(request, AllGather):
+                results[position] = received
+            else:
+                results[position] = received[0] if is_all_to_all else received[0][0]
+        return results
+
+    if isinstance(first_request, Broadcast):
+        return Broadcast(joined_rows[0], first_request.root), split
+    return AllToAll(joined_rows) if is_all_to_all else AllGather(joined_rows[0]), split
+
+
+def _viewed(byte_rows: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return rows of bytes, ``[rows, bytes]``, as tensors of a shape, ``[rows, *shape]``, in the dtype of ``like``."""
+    rows = byte_rows.view(like.dtype) if byte_rows.shape[1] else like.new_empty(len(byte_rows), 0)
+    return rows.view(len(byte_rows), *shape)

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from gravac.averaging.plan import Piece, ShardPlace
+from gravac.exchange.comparing import gather_objects
 from gravac.settings import SettingsError
 from gravac.sources.ddp import canonical_name
 from gravac.sources.hooked import refuse_other_hooks
@@ -195,14 +196,14 @@ class ShardedModel:
             SettingsError: ranks train different parameters.
         """
         mesh_ranks = {rank for slot in self._parameter_slots.values() for rank in slot.mesh.mesh.flatten().tolist()}
-        model_ranks = sorted(set().union(*_gather_objects(mesh_ranks, self.replicas)))
+        model_ranks = sorted(set().union(*gather_objects(mesh_ranks, self.replicas)))
         if model_ranks != sorted(dist.get_process_group_ranks(self.replicas)):
             self.all_model_ranks = (
                 dist.group.WORLD if len(model_ranks) == dist.get_world_size() else _new_group(model_ranks)
             )
         shape_by_name = {name: tuple(_local_shard(slot).shape) for name, slot in self._parameter_slots.items()}
         shapes_by_rank = dict(
-            zip(model_ranks, _gather_objects(shape_by_name, self.all_model_ranks or self.replicas), strict=True)
+            zip(model_ranks, gather_objects(shape_by_name, self.all_model_ranks or self.replicas), strict=True)
         )
         for rank, rank_shapes in shapes_by_rank.items():
             if differing_names := sorted(shape_by_name.keys() ^ rank_shapes.keys()):
@@ -430,13 +431,6 @@ def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
 def _largest_sizes(shapes: Iterable[tuple[int, ...]]) -> torch.Size:
     """Return, for each dimension, the largest size in some shapes of equally many dimensions."""
     return torch.Size(torch.tensor(list(shapes), dtype=torch.int64, device="cpu").amax(0).tolist())
-
-
-def _gather_objects(local: T, group: dist.ProcessGroup | None) -> list[T]:
-    """Gather an object from each rank of a group (``None``: the default group); return the objects, by rank."""
-    objects: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(objects, local, group=group)
-    return objects
 
 
 def _new_group(ranks: list[int]) -> dist.ProcessGroup:

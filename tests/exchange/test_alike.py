@@ -4,18 +4,18 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac import Accordion, GraVAC, Policy, SettingsError, Static, Warmup, dense, quantize, thc, topk, topkc
+from gravac import Accordion, GraVAC, Policy, Static, Warmup, dense, quantize, thc, topk, topkc
 from gravac.beliefs import shipped_beliefs, use_beliefs
-from gravac.exchange.comparing import compare, difference, texts_of_tensors
+from gravac.exchange.comparing import difference, texts_of_tensors
 from gravac.policy import OuterSettings, RunSettings
 from gravac.texts import text_of, texts_of
 
@@ -24,48 +24,14 @@ Texts = dict[str, str]
 FIELDS = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=6)
 
 
-def in_memory(of_ranks: Sequence[Mapping[str, str]]) -> tuple[list[str], int]:
-    """Compare ranks in one process: the error of each that raised, and the number of gathers."""
-    comparisons = [compare(texts) for texts in of_ranks]
-    parts = [next(comparison) for comparison in comparisons]
-    errors: list[str] = []
-    for gathers in range(1, 4):
-        assert len({(part.shape, part.dtype) for part in parts}) == 1
-        ended, following = 0, []
-        for comparison in comparisons:
-            try:
-                following.append(comparison.send(list(parts)))
-            except StopIteration:
-                ended += 1
-            except SettingsError as error:
-                errors.append(str(error))
-        if ended + len(errors) == len(of_ranks):
-            return errors, gathers
-        assert len(following) == len(of_ranks), "some ranks ended, and others wait for them"
-        parts = following
-    raise AssertionError("a comparison did not end")
-
-
-@given(FIELDS, st.integers(1, 5))
-def test_what_is_the_same_is_never_refused_and_takes_one_gather_of_32_bytes(texts: Texts, world: int) -> None:
-    reordered = dict(reversed(texts.items()))
-    assert in_memory([texts, *[reordered] * (world - 1)]) == ([], 1)
-    assert next(compare(texts)).nbytes == 32
-
-
 @given(st.lists(FIELDS, min_size=2, max_size=5))
-def test_whatever_differs_is_named_alike_on_all_ranks(of_ranks: list[Texts]) -> None:
-    errors, gathers = in_memory(of_ranks)
-    if all(texts == of_ranks[0] for texts in of_ranks):
-        assert (errors, gathers) == ([], 1)
-        return
-    assert gathers == 3
-    assert len(errors) == len(of_ranks)
-    assert len(set(errors)) == 1
+def test_the_first_field_that_differs_is_named_with_its_texts_and_ranks(of_ranks: list[Texts]) -> None:
+    hypothesis.assume(any(texts != of_ranks[0] for texts in of_ranks))
+    error = difference(of_ranks)
     fields = dict.fromkeys(field for texts in of_ranks for field in texts)
     first = next(field for field in fields if len({texts.get(field) for texts in of_ranks}) > 1)
-    assert re.match(re.escape(f"{first}: ") + r"(ranks? \d|\d ranks, )", errors[0])
-    assert all(texts.get(first, "none") in errors[0] for texts in of_ranks[:3])
+    assert re.match(re.escape(f"{first}: ") + r"(ranks? \d|\d ranks, )", error)
+    assert all(texts.get(first, "none") in error for texts in of_ranks[:3])
 
 
 BASE = Policy(base=topk, cf_range=(10, 1000), controller=GraVAC())
@@ -93,8 +59,8 @@ NAMED = {"dense": "dense.dtype", "outer": "outer.fragments"}
 @pytest.mark.parametrize("field", sorted(Policy.model_fields))
 def test_every_field_of_a_policy_is_compared(field: str) -> None:
     before = Policy(base=topk, cf_range=(2, 1000)) if field == "base" else BASE
-    errors, _ = in_memory([texts_of(before), texts_of(before(**{field: CHANGES[field]}))])
-    assert [error.split(": ")[0] for error in errors] == [NAMED.get(field, field)] * 2
+    error = difference([texts_of(before), texts_of(before(**{field: CHANGES[field]}))])
+    assert error.split(": ")[0] == NAMED.get(field, field)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +171,5 @@ def test_ranks_that_believe_differently_are_refused() -> None:
     mine = settings.shared()
     with use_beliefs(shipped_beliefs()(delay=((1.0, 1.0), (2.0, 0.5)))):
         others = settings.shared()
-    errors, _ = in_memory([mine, others, mine])
-    assert errors and all(error.startswith("beliefs: ") for error in errors)
-    assert in_memory([mine, settings.shared()])[0] == []
+    assert difference([mine, others, mine]).startswith("beliefs: ")
+    assert mine == settings.shared()
