@@ -99,10 +99,6 @@ class Plan:
         tensor_choice = self.choice_by_name.get(name, self.choice)
         return tensor_choice if compressible or not tensor_choice.compresses else self.small_choice
 
-    def sends_all(self, name: str) -> bool:
-        """True if a tensor, given by name, is sent dense: every element is sent."""
-        return not self.of(name).compresses
-
     @property
     def choices(self) -> tuple[Choice, ...]:
         """How tensors that are large enough to be compressed are sent: ``choice``, then those in ``choice_by_name``."""

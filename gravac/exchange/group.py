@@ -175,10 +175,6 @@ class GroupTransport:
         ranks_by_distance = [(self.rank + distance) % self.world for distance in range(1, self.world)]
         self._swap_peers = (*reversed(ranks_by_distance), *ranks_by_distance)  # of the receives, then of the sends
 
-    def has_ended(self, pending: list[Pending]) -> bool:
-        """True if collectives that ``launch`` started have ended, so that ``finish`` would not wait for a rank."""
-        return all(work.is_completed() for collective in pending for work in collective.works)
-
     def launch(self, requests: list[Collective]) -> list[Pending]:
         """Start collectives in the order of the list; return a handle of each, for ``finish``.
 

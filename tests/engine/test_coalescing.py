@@ -25,6 +25,7 @@ from gravac.engine.coalescing import (
     ReadyGroup,
     Waiting,
     cut,
+    describe,
     elements,
     elements_per_job,
 )
@@ -46,6 +47,11 @@ def test_on_a_slow_link_parts_are_smaller_down_to_a_bound() -> None:
         for seconds in (0.0, MIN_JOB_SECONDS, 5 * MIN_JOB_SECONDS, 100 * MIN_JOB_SECONDS)
     ]
     assert sizes == [-(-10_000 // parts) for parts in (FEWEST_JOBS, FEWEST_JOBS, 5, MOST_JOBS)]
+
+
+def test_what_is_exchanged_is_told_by_its_first_and_last_tensor() -> None:
+    assert describe(group(3000).pieces) == "tensor 3000 (3,000 elements)"
+    assert describe(group(3, 4, 5).pieces) == "3 tensors from 3 to 5 (12 elements)"
 
 
 def test_elements_are_those_of_all_pieces() -> None:

@@ -37,9 +37,6 @@ class Peers:
     def launch(self, requests: list[Collective]) -> list[Collective]:
         return requests
 
-    def has_ended(self, pending: list[Collective]) -> bool:
-        return self.answer.is_set()
-
     def finish(self, pending: list[Collective]) -> list[Any]:
         self.answer.wait()
         return [one.tensor for one in pending if isinstance(one, AllReduce)]

@@ -43,9 +43,6 @@ class Wire:
         self.note(*(f"start {int(r.tensor[0])}" for r in requests if isinstance(r, AllReduce)))
         return requests
 
-    def has_ended(self, pending: list[Collective]) -> bool:
-        return self.gate.is_set()
-
     def finish(self, pending: list[Collective]) -> list[Any]:
         assert self.gate.wait(HUNG)
         self.note(*(f"finish {int(r.tensor[0])}" for r in pending if isinstance(r, AllReduce)))

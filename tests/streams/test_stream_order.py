@@ -14,12 +14,14 @@ import torch
 from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quantize, topk, topkc
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate, Forecast
+from gravac.collectives import AllReduce
 from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
 from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
 from gravac.engine import coalescing
 from gravac.engine.codec_timing import time_codecs
 from gravac.engine.inputs import StepInputs
+from gravac.exchange.executor import Job
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import StreamExecutor
@@ -171,3 +173,25 @@ def test_without_any_of_its_waits_they_do() -> None:
     assert len(sites) > 4
     for site in sites:
         assert any(train(seed, base, site).errors for seed in range(SEEDS) for base in (topk, dgc)), site
+
+
+def test_only_timed_jobs_count() -> None:
+    device = FakeDevice()
+    with device:
+        executor = StreamExecutor(Alike(device), device)
+
+        def job() -> Job[None]:
+            yield [AllReduce(torch.ones(4))]
+
+        for timed in (True, False, True):
+            executor.submit(job(), timed=timed)
+        executor.drain()
+        spent = executor.spent()
+        coded_s, exchanged_s = spent.seconds()
+        assert (spent.payload_bytes, executor.ledger.payload_bytes) == (32, 48)
+        assert min(coded_s, exchanged_s) > 0
+        executor.submit(job())
+        executor.drain()
+        later = executor.spent()
+        assert (later.payload_bytes, *later.seconds()) == (0, 0.0, 0.0)
+    assert device.errors == []
