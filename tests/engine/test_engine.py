@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gravac import AdaptiveCompressor, Goodput, GraVAC, Static, quantize, topk
+from gravac.averaging.average import Averager
 from gravac.averaging.plan import Piece
 from gravac.averaging.tensors import flat
 from gravac.candidate import Candidate
@@ -305,3 +306,15 @@ def test_a_step_that_was_begun_and_given_up_on_all_ranks_only_makes_the_next_one
         handle.wait()
     assert [door.settled.step for door in doors] == [4, 4]
     assert torch.equal(*gradients)
+
+
+def test_what_was_restored_goes_to_the_gradients_device_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[torch.device] = []
+    monkeypatch.setattr(Averager, "to_device", lambda self, device: moved.append(device))
+    (executor,) = Lockstep(1).executors
+    compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
+    door = compressor.door({"w": torch.ones(64, 64, device="meta")}, executor=executor)
+    for _ in range(2):
+        door.begin()
+        executor.order()
+    assert moved == [torch.device("meta")]

@@ -21,7 +21,7 @@ from gravac.controllers.base import Decision, Measurement
 from gravac.engine import coalescing
 from gravac.engine.codec_timing import time_codecs
 from gravac.engine.inputs import StepInputs
-from gravac.exchange.executor import Job
+from gravac.exchange.executor import Job, sums_over_all
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import StreamExecutor
@@ -194,4 +194,32 @@ def test_only_timed_jobs_count() -> None:
         executor.drain()
         later = executor.spent()
         assert (later.payload_bytes, *later.seconds()) == (0, 0.0, 0.0)
+    assert device.errors == []
+
+
+def test_the_host_waits_for_sums_of_a_step_ago_and_not_for_later_jobs() -> None:
+    device, awaited = FakeDevice(), list[FakeEvent]()
+    with device:
+        executor = StreamExecutor(Alike(device), device)
+        wait = executor._wait_for_event
+
+        def waits(event: Any, seconds: float | None = None) -> bool:
+            awaited.append(event)
+            return wait(event, seconds)
+
+        def job() -> Job[None]:
+            yield [AllReduce(torch.ones(4))]
+
+        with mock.patch.object(executor, "_wait_for_event", waits):
+            executor.catch_up()
+            (sums,) = executor.submit(sums_over_all(executor, [[1.0, 2.0]])).result(timeout=0)
+            after_sums = device.count()
+            executor.submit(job(), timed=True)
+            executor.catch_up()
+            assert [event.number < after_sums for event in awaited] == [True]
+            assert sums.read() == [2.0, 4.0]
+            assert len(awaited) == 1, "the host has waited for the copy already"
+            (later,) = executor.submit(sums_over_all(executor, [[1.0]])).result(timeout=0)
+            assert later.read() == [2.0]
+            assert len(awaited) == 2, "the host had to wait for this one"
     assert device.errors == []
