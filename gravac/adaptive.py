@@ -29,7 +29,6 @@ from gravac.engine.records import end_record
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.probe import ProbeLoss
 from gravac.opening import NO_FURTHER_TEXTS, RunOpening
 from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
 from gravac.restoring import Restoring
@@ -98,14 +97,8 @@ class AdaptiveCompressor(Closeable):
             each rank's step counts as one sample.
         steps_per_epoch: number of steps of an epoch, 1 or more; reasons of decisions then name the epoch, too, and
             ``Accordion`` counts in epochs. Default: ``None``.
-        probe: function without arguments that returns the mean loss on this rank's fixed batches, by the model's
-            present weights, as a number or a tensor of one element. With a probe, the run measures how much progress
-            each candidate's steps make, and decides by these measurements (``docs/explanation/beliefs.md``). The
-            function is called without gradients, on all ranks between the same two steps, and the ranks' losses are
-            averaged. Set it on all ranks, or on none.
-        total_steps: number of training steps of the run. With a probe, the controller measures only what can pay off
-            in the steps that remain. ``None``, the default: the controller assumes that as many steps follow as were
-            made.
+        total_steps: number of training steps of the run, 1 or more, the same on all ranks; the log has it. Default:
+            ``None``, not known.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes; ``attach`` checks that rank 0 can write
             there. ``None``, the default: nothing is written.
         sinks: functions, each of which is called with every record (of a step, a decision, ...) on rank 0; what they
@@ -148,7 +141,6 @@ class AdaptiveCompressor(Closeable):
         outer: OuterSettings | Mapping[str, Any] | None = None,
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
-        probe: ProbeLoss | None = None,
         total_steps: int | None = None,
         log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
@@ -182,7 +174,7 @@ class AdaptiveCompressor(Closeable):
             log_dir=log_dir,
             executor=executor,
         )
-        self._build(settings, sinks, process_group, probe)
+        self._build(settings, sinks, process_group)
 
     @classmethod
     def from_policy(
@@ -191,7 +183,6 @@ class AdaptiveCompressor(Closeable):
         *,
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
-        probe: ProbeLoss | None = None,
         total_steps: int | None = None,
         log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
@@ -216,7 +207,7 @@ class AdaptiveCompressor(Closeable):
             log_dir=log_dir,
             executor=executor,
         )
-        return cls.from_settings(settings, sinks, process_group, probe)
+        return cls.from_settings(settings, sinks, process_group)
 
     @classmethod
     def from_settings(
@@ -224,27 +215,23 @@ class AdaptiveCompressor(Closeable):
         settings: RunSettings,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
-        probe: ProbeLoss | None = None,
     ) -> "AdaptiveCompressor":
         """Create a compressor from all settings of a run.
 
         Args:
-            settings: settings of the run; ``settings.probe`` is taken as True if ``probe`` is given.
+            settings: settings of the run.
             sinks: functions, each of which is called with every record of the run, on rank 0; see ``Sink``.
             process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
-            probe: function without arguments that returns the mean loss on this rank's fixed batches, see
-                ``ProbeLoss``; ``None``: the run has no probe.
 
         Raises:
-            SettingsError: ``sinks`` are not callables, ``process_group`` is no process group, ``probe`` is not
-                callable, or the controller cannot use a probe.
+            SettingsError: ``sinks`` are not callables, or ``process_group`` is no process group.
         """
         if not isinstance(settings, RunSettings):
             raise SettingsError(
                 f"settings: give a RunSettings, such as RunSettings(policy=Policy()) (got {short_repr(settings)})"
             )
         compressor = cls.__new__(cls)
-        compressor._build(settings, sinks, process_group, probe)
+        compressor._build(settings, sinks, process_group)
         return compressor
 
     def _build(
@@ -252,9 +239,8 @@ class AdaptiveCompressor(Closeable):
         settings: RunSettings,
         sinks: Sequence[Sink],
         group: dist.ProcessGroup | None,
-        probe: ProbeLoss | None = None,
     ) -> None:
-        """Check sinks and probe, and create the engine; called once, by the constructor or ``from_settings``."""
+        """Check sinks, and create the engine; called once, by the constructor or ``from_settings``."""
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
             raise SettingsError(f"sinks: give a sequence of functions of a record (got {short_repr(sinks)})")
         if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -262,11 +248,6 @@ class AdaptiveCompressor(Closeable):
                 "process_group: give a group of torch.distributed.new_group that has this rank, or None for the "
                 f"default group (got {short_repr(group)})"
             )
-        if probe is not None and not callable(probe):
-            raise SettingsError(
-                f"probe: give a function that returns the loss on fixed batches (got {short_repr(probe)})"
-            )
-        settings = settings if probe is None else settings(probe=True)
         self.settings, self.policy = settings, settings.policy
         self._requested_group = group
         self._sinks = Sinks(sinks, settings.log_dir)
@@ -276,7 +257,7 @@ class AdaptiveCompressor(Closeable):
         self._opening = RunOpening(
             settings, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
         )
-        self._connection = ModelConnection(self._opening, probe, self.hook)
+        self._connection = ModelConnection(self._opening, self.hook)
         self._is_closed = self._is_idle = False
         self._idle_ddp: DistributedDataParallel | None = None
 

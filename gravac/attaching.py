@@ -263,22 +263,16 @@ def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.Pr
         )
 
 
-def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
+def reason_against_pipelines(policy: Policy) -> str:
     """Return why these settings do not allow pipeline parallelism, with the remedy; empty if they allow it.
 
     Args:
         policy: compressor, controller and other settings of the run.
-        has_probe: whether the user gave a probe, a function that returns the loss on fixed batches.
     """
     if policy.every != (1, 1):
         return (
             f"every: {policy.every} allows outer steps, but the module is a stage of a pipeline, whose schedule "
             "exchanges in each step; use every=1"
-        )
-    if has_probe:
-        return (
-            "probe: computing the loss needs all stages of the pipeline, but each stage decides alone when to "
-            "compute the loss; leave probe out"
         )
     return ""
 

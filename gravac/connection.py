@@ -24,7 +24,6 @@ from gravac.attaching import (
 from gravac.checkpoint.ranks import Ranks
 from gravac.exchange.reading import Number
 from gravac.modes.outer.starting import same_on_all_ranks
-from gravac.modes.probe import ProbeLoss
 from gravac.modes.replicas import ReplicaGroup, ReplicaGuard
 from gravac.modes.source import Source
 from gravac.modes.switch import Switch
@@ -57,8 +56,6 @@ class ModelConnection:
 
     Args:
         opening: object that compares the ranks' settings and creates the executor; has the run's settings and engine.
-        probe: function that returns the mean loss on this rank's fixed batches, see ``ProbeLoss``; ``None``: the run
-            has no probe.
         hook: communication hook that DDP calls, see ``Hook``.
 
     Attributes:
@@ -67,8 +64,8 @@ class ModelConnection:
         is_attached: True from ``attach`` to ``detach``, also if gravac stays inactive, as in a single process.
     """
 
-    def __init__(self, opening: RunOpening, probe: ProbeLoss | None, hook: Hook) -> None:
-        self._opening, self._probe, self._hook = opening, probe, hook
+    def __init__(self, opening: RunOpening, hook: Hook) -> None:
+        self._opening, self._hook = opening, hook
         self._policy, self._engine = opening.settings.policy, opening.engine
         self._admission, self._requested_group = opening.admission, opening.group
         self.adapter = DDPAdapter(self._engine)
@@ -159,7 +156,7 @@ class ModelConnection:
         native_cfs = () if not self._policy.native else cfs_of_native_steps(ddp, scaler)
         if self._policy.every != (1, 1):
             Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
-        may_change_mode = bool(native_cfs) or self._policy.every != (1, 1) or self._probe is not None
+        may_change_mode = bool(native_cfs) or self._policy.every != (1, 1)
         group = self._requested_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._opening.group:
             raise RuntimeError(
@@ -171,7 +168,7 @@ class ModelConnection:
         self._prepare(ddp.module, optimizers, scaler)
         self.adapter.set_module(ddp, optimizers[0] if optimizers else None)
         self.adapter.loss_scale = self._loss_scale(scaler)
-        self.adapter.reason_against_pipelines = reason_against_pipelines(self._policy, self._probe is not None)
+        self.adapter.reason_against_pipelines = reason_against_pipelines(self._policy)
         if self._policy.every != (1, 1):
             self.adapter.refuse_steps_in_backward()
         register_hook(ddp, self._hook)
@@ -207,7 +204,7 @@ class ModelConnection:
         self._admission.leaving_bytes //= sharded_model.ranks_of_replica
         sharded_model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
-        source.reason_against_pipelines = reason_against_pipelines(self._policy, self._probe is not None)
+        source.reason_against_pipelines = reason_against_pipelines(self._policy)
         source.refuses_steps_in_backward = self._policy.every != (1, 1)
         source.watch(module, optimizers[0] if optimizers else None)
 
@@ -291,7 +288,7 @@ class ModelConnection:
             guard: object that checks that ranks hold the same weights.
             scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
         """
-        self.switch = Switch(self._engine, source, self._policy, optimizers, guard, scaler, self._probe)
+        self.switch = Switch(self._engine, source, self._policy, optimizers, guard, scaler)
         self.switch.exclude_native = self._exclude_native
         try:
             self._opening.restoring.restore_outer(self.switch, self._all_ranks)

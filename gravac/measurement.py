@@ -37,9 +37,6 @@ class AgreedNumbers:
             without outer steps.
         loss: training loss that the training script passed to ``AdaptiveCompressor.loss``: mean over ranks and training
             steps; nan if a rank passed none.
-        probe: loss on the run's fixed batches, mean over ranks, computed with the weights before the step. If several
-            native steps are measured as one, computed before the second of these steps. nan if the run has no probe, or
-            if no decision requested the loss (``Decision.probe``).
         forward_seconds: time of a step's forward, in seconds, mean over ranks. Nothing is sent during forward, so this
             time changes if the machine becomes faster or slower, and not if the link does. If a step has several
             forwards, the last counts. If several steps are measured as one (native steps, a round of outer steps), the
@@ -51,7 +48,6 @@ class AgreedNumbers:
     learning_rate: float = field(default=math.nan, metadata=MEAN)
     drift: float = field(default=math.nan, metadata=MEAN)
     loss: float = field(default=math.nan, metadata=MEAN)
-    probe: float = field(default=math.nan, metadata=MEAN)
     forward_seconds: float = field(default=math.nan, metadata=MEAN)
 
     def agreed_numbers(self) -> dict[str, Any]:
@@ -69,8 +65,8 @@ class Measurement(AgreedNumbers):
 
     A measurement may cover several training steps. In outer steps, these are the steps from one exchange to the next (a
     round). In native steps (DDP exchanges by itself), these are successive steps that gravac times together (a
-    stretch); gravac then knows only the time. Seconds and samples are always per training step. Learning rate, drift,
-    loss and probe are fields of ``AgreedNumbers``.
+    stretch); gravac then knows only the time. Seconds and samples are always per training step. Learning rate, drift
+    and loss are fields of ``AgreedNumbers``.
 
     A rank's own measurement has this rank's numbers, as floats or scalars (0-d tensors) on a device. It differs in
     three fields: ``samples`` is nan, ``norms`` has squared norms, and ``drift`` is inverted, so that its mean can be

@@ -26,7 +26,7 @@ from gravac.controllers.base import has_flag
 from gravac.settings import Settings, SettingsError, is_number, short_repr
 from gravac.texts import text_of, texts_of
 
-SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "probe", "executor", "history")
+SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "executor", "history")
 """Names of fields that ``RunSettings`` has besides the policy, and that must be equal on all ranks."""
 
 COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
@@ -318,8 +318,7 @@ class RunSettings(Settings):
 
     Attributes:
         policy: compressor, controller and error feedback; default: ``Policy()``. If ``steps_per_epoch`` is given, a
-            controller with a method ``for_run`` is replaced by ``for_run(steps_per_epoch)``. If ``probe`` is True, the
-            controller is replaced by ``with_probe(total_steps)``.
+            controller with a method ``for_run`` is replaced by ``for_run(steps_per_epoch)``.
         samples_per_step: number of samples of a step over all ranks, above 0; ``None``, the default: each rank's step
             counts as one sample.
         steps_per_epoch: number of steps of an epoch, 1 or more; ``None``, the default: not known.
@@ -327,7 +326,6 @@ class RunSettings(Settings):
         history: number of the newest decisions that ``AdaptiveCompressor.history`` holds, 1 or more; default: 1000.
         log_dir: folder for logs; ``None``, the default: nothing is written.
         executor: what runs the exchange: ``"thread"``, ``"stream"`` (a GPU's streams), or ``"auto"``, the default.
-        probe: whether this process has a function that returns the loss on fixed batches; default: False.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range, or two settings contradict each
@@ -337,7 +335,6 @@ class RunSettings(Settings):
     samples_per_step: float | None = Field(default=None, gt=0)
     steps_per_epoch: int | None = Field(default=None, gt=0)
     total_steps: int | None = Field(default=None, gt=0)
-    probe: bool = False
     history: int = Field(default=1000, ge=1)
     log_dir: Path | None = None
     executor: Literal["auto", "thread", "stream"] = "auto"
@@ -359,29 +356,11 @@ class RunSettings(Settings):
         steps_per_epoch, for_run = info.data.get("steps_per_epoch"), getattr(policy.controller, "for_run", None)
         return policy if steps_per_epoch is None or for_run is None else policy(controller=for_run(steps_per_epoch))
 
-    @field_validator("policy")
-    @classmethod
-    def _with_probe(cls, policy: Policy, info: ValidationInfo) -> Policy:
-        if not info.data.get("probe"):
-            return policy
-        with_probe = getattr(policy.controller, "with_probe", None)
-        return policy if with_probe is None else policy(controller=with_probe(info.data.get("total_steps")))
-
-    @model_validator(mode="after")
-    def _check_probe(self) -> RunSettings:
-        controller = self.policy.controller
-        if self.probe and not hasattr(controller, "with_probe"):
-            raise ValueError(
-                f"probe: controller {controller.name!r} does not use the progress that a probe measures; leave probe "
-                "out, or use controller='goodput'"
-            )
-        return self
-
     def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return the settings by dotted name, as numbers, texts and bools, for the log's ``RunRecord``."""
         samples_per_step = self.samples_per_step or "steps/s x ranks"
         run_settings = {"samples_per_step": samples_per_step, "steps_per_epoch": self.steps_per_epoch or "auto"}
-        run_settings |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
+        run_settings |= {"total_steps": self.total_steps or "auto"}
         return {**self.policy.as_dict(), **run_settings}
 
     def shared(self) -> dict[str, str]:

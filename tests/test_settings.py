@@ -258,7 +258,6 @@ def test_what_is_no_policy_and_no_settings_is_refused_by_name(make: Any, wrong: 
         ({"base": "quantize", "cf_range": (50, 100)}, "cf_range: gravac finds no candidate of quantize"),
         ({"base": "dense", "cf_range": (10, 100)}, "cf_range: dense in float32 reaches only CF 1"),
         ({"controller": Static(cf=8), "every": (1, 10)}, "every: (1, 10) needs a controller that chooses"),
-        ({"controller": Static(cf=8), "probe": lambda: 1.0}, "probe: controller 'static' does not use"),
         ({"controller": 5, "window": 5}, "window: AdaptiveCompressor takes this setting only for the controller"),
         ({"controller": {"name": "static"}}, "controller: cf: is missing; give Static(cf=...)"),
         ({"base": {"name": "topk", "values": "x"}}, "base: values: Input should be"),

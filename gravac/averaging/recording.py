@@ -43,7 +43,6 @@ class StepRecording:
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor by which a GradScaler multiplied the step's gradients; 1 without a scaler.
         loss: mean of the training losses reported on this rank since the last measurement; nan if none were reported.
-        probe: loss on this rank's fixed batches, read before the step; nan if it was not read.
         errors: squared norms of what was not sent, ``‖g_ef - sent‖²`` (g_ef: gradient plus residual). Each number
             belongs to some of the model's tensors, and their sum to all tensors.
         energies: squared norms of what was to be sent, ``‖g_ef‖²``; numbers as in ``errors``.
@@ -95,7 +94,6 @@ class StepRecording:
     learning_rate: float = math.nan
     loss_scale: Number = 1.0
     loss: Number = math.nan
-    probe: Number = math.nan
     errors: list[Number] = field(default_factory=list)
     energies: list[Number] = field(default_factory=list)
     shadow_errors: list[list[Number]] = field(default_factory=list)
@@ -190,8 +188,8 @@ class StepRecording:
         norms = {name: self.norms[name] for name in sorted(self.norms)}
         finite = self.finite
         error = self.error if finite is None else torch.where(finite, self.error, math.nan)
-        error, energy, loss, probe, *further_numbers = executor.numbers(
-            [error, self.energy, self.loss, self.probe, *shadow_errors, *norms.values()]
+        error, energy, loss, *further_numbers = executor.numbers(
+            [error, self.energy, self.loss, *shadow_errors, *norms.values()]
         )
         shadow_errors, squared_norms = further_numbers[: len(shadow_errors)], further_numbers[len(shadow_errors) :]
         numbers: dict[str, Any] = {
@@ -209,7 +207,6 @@ class StepRecording:
             "learning_rate": self.learning_rate,
             "drift": self.inverse_drift,
             "loss": loss,
-            "probe": probe,
             "forward_seconds": self.forward_s,
         }
         self.own = Measurement(

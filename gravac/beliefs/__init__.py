@@ -4,13 +4,12 @@
 
 Statistical efficiency is the progress of a step / the progress of a step with dense gradient averaging. A belief
 (module ``belief``) is a median of an efficiency, and its uncertainty. ``shipped.json`` holds the numbers, ``tables``
-reads them, and ``points`` interpolates between measured points. ``posterior`` corrects beliefs by a run's own
-measurements. Controllers get beliefs only through ``gravac.candidate.Forecast``.
+reads them, and ``points`` interpolates between measured points. Controllers get beliefs only through
+``gravac.candidate.Forecast``.
 """
 
 from gravac.beliefs.belief import SURE, Belief
 from gravac.beliefs.points import EfficiencyPoints, efficiency_at, power_at
-from gravac.beliefs.posterior import MeasuredRatio, posterior
 from gravac.beliefs.tables import (
     Beliefs,
     CompressorBeliefs,
@@ -27,11 +26,9 @@ __all__ = [
     "Beliefs",
     "CompressorBeliefs",
     "EfficiencyPoints",
-    "MeasuredRatio",
     "MethodKind",
     "beliefs_in_force",
     "efficiency_at",
-    "posterior",
     "power_at",
     "read_beliefs",
     "shipped_beliefs",

@@ -51,35 +51,6 @@ class Summary:
     t_compression: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Results of all switchback trials of one candidate in a run.
-
-    A trial runs steps of the candidate between steps of another candidate, the reference. The loss is read in the
-    reference's steps, before and after the candidate's steps (``gravac.controllers.progress``).
-
-    Attributes:
-        candidate: candidate whose progress the trials measured.
-        reference: candidate that ``candidate`` was compared with.
-        ratio: measured ratio: progress of a step of the candidate / progress of a step of the reference.
-        error: standard error of ``ratio``.
-        trials: number of trials that measured a ratio.
-        efficiency: median of the belief about the candidate's statistical efficiency (progress of a step / progress of
-            a step with dense gradient averaging), after these trials.
-        low: lower bound: the efficiency is higher with a probability of 80 %.
-        high: upper bound: the efficiency is lower with a probability of 80 %.
-    """
-
-    candidate: Candidate
-    reference: Candidate
-    ratio: float
-    error: float
-    trials: int
-    efficiency: float
-    low: float
-    high: float
-
-
 DEFAULT_STRETCH_STEPS = 8
 """Default of ``Decision.watch``: number of native steps (DDP exchanges by itself) that gravac times together, as a
 stretch. After a stretch, the ranks exchange their step times."""
@@ -106,8 +77,6 @@ class Decision:
             measures the norms of the sums, and drops the sums. ``"none"``: does not add, and drops the sums so far.
         watch: number of native steps (DDP exchanges by itself) that gravac times together next, as a stretch. The ranks
             exchange their step times after a stretch. Controllers choose longer stretches while nothing changes.
-        probe: whether the ranks compute the loss on their fixed batches before the next step.
-        progress: results of switchback trials, if the measurement completed a trial; ``None`` otherwise.
     """
 
     candidate: Candidate
@@ -117,8 +86,6 @@ class Decision:
     tensors: tuple[tuple[str, Candidate], ...] = ()
     sums: Sums = "none"
     watch: int = DEFAULT_STRETCH_STEPS
-    probe: bool = False
-    progress: Progress | None = None
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
@@ -146,9 +113,6 @@ class Controller(Protocol[StateT]):
 
     - ``for_run(steps_per_epoch: int)`` returns the controller for a run with epochs of that many steps. Called before
       ``propose``, if the user set the length of an epoch.
-    - ``with_probe(total_steps: int | None)`` returns the controller for a run of that many steps (``None``: not known)
-      in which the loss on fixed batches can be read (``Decision.probe``). Called before ``propose``, if the user gave a
-      probe.
     - ``for_latency(latency: int)`` returns the controller for a run in which decisions take effect that many steps
       after the measured step, instead of 2. Called before ``start``.
     - ``check(dumped: dict[str, Any])`` raises ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned.

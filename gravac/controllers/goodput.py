@@ -28,10 +28,7 @@ efficiency: the efficiency is higher with a probability of 80 % (``Forecast.lowe
   this limit if steps wait little for the exchange. If a step hardly waits, no candidate that sends fewer bytes is
   tried.
 
-For some compressors, the measured gain corrects the efficiency (``Forecast.efficiency_at``). If the user gave a probe,
-a function that returns the loss on fixed batches, a run also measures the progress of steps
-(``gravac.controllers.switchback``). It does so only if better decisions are expected to gain more than the measurement
-costs. The results correct the efficiencies.
+For some compressors, the measured gain corrects the efficiency (``Forecast.efficiency_at``).
 
 Of native steps (DDP exchanges by itself) only times are known. The controller assumes that a native step waits for its
 exchange for the forecast time, which is corrected by the measured speed of the link. gravac times several successive
@@ -77,13 +74,10 @@ from gravac.controllers.goodput_state import (
     EARLY_END_STEPS,
     FAR_SLOWER_RATIO,
     HOLD,
-    PROGRESS,
     SEARCH,
     GoodputState,
 )
-from gravac.controllers.measuring import NO_TRIALS_REASON, next_trials, trials_may_begin
 from gravac.controllers.native import next_stretch_length
-from gravac.controllers.progress import Trials
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.state_dicts import (
     identify,
@@ -92,7 +86,6 @@ from gravac.controllers.state_dicts import (
     to_plain,
 )
 from gravac.controllers.step_times import StepTiming
-from gravac.controllers.switchback import Switchback
 from gravac.controllers.window import Window
 from gravac.settings import Settings
 
@@ -120,8 +113,6 @@ class Goodput(Settings):
             as lower bound of the candidate's step time, so that the candidate may be tried again. From twice this age
             on, a quarter counts, and so on.
         explore: largest fraction of the run's time that trials of other candidates may cost.
-        probe: whether the run can read the loss on fixed batches, and so measure progress.
-        total_steps: number of steps of the run; ``None``: the controller assumes twice the number of steps so far.
     """
 
     name: ClassVar[str] = "goodput"
@@ -139,16 +130,6 @@ class Goodput(Settings):
     hopeless: float = Field(default=1.3, gt=1)
     expire: int = Field(default=40, ge=1)
     explore: float = Field(default=0.05, ge=0, lt=1)
-    probe: bool = False
-    total_steps: int | None = Field(default=None, ge=1)
-
-    def with_probe(self, total_steps: int | None) -> Goodput:
-        """Return this controller for a run in which the loss on fixed batches can be read.
-
-        Args:
-            total_steps: number of steps of the run; ``None``: the setting ``total_steps`` stays.
-        """
-        return self(probe=True, total_steps=self.total_steps if total_steps is None else total_steps)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the compression factors (CFs) to choose from, ascending.
@@ -194,11 +175,9 @@ class Goodput(Settings):
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
         """Return the state after a measurement, and a decision.
 
-        The candidate can change only when a window or a trial ends, or during switchback trials.
+        The candidate can change only when a window or a trial ends.
         """
         state = replace(state.count_steps(measurement), window=state.window.add(measurement)).at_present_speed()
-        if state.trials is not None:
-            return self._measure_progress(state, state.trials, measurement)
         is_searching, is_native = state.phase == SEARCH, state.running.mode == "native"
         ends_early = not is_native and (
             trial_is_hopeless(state, self.hopeless) if is_searching else chosen_is_far_slower(state)
@@ -222,44 +201,12 @@ class Goodput(Settings):
             seconds = window.samples / window.t_system
             is_steady = self._is_steady(state, seconds)
             state, reason = self._evaluate_window(state, seconds)
-            if self.probe and is_steady and state.running == candidate and state.phase == HOLD:
-                trials = next_trials(state, self.total_steps, self.expire)
-                if trials is not None:
-                    return self._switchback.start_trials(state, trials, reason, summary)
-                if not state.learned and trials_may_begin(state, self.total_steps):
-                    reason = f"{reason}; {NO_TRIALS_REASON}"
             if is_native and is_steady and state.running == candidate:
                 state = replace(
                     state, watch=next_stretch_length(previous_stretch_steps, seconds, DEFAULT_STRETCH_STEPS)
                 )
         state = replace(state, window=window.following(state.running))
         return state, Decision(state.running, (), reason, summary, watch=state.watch)
-
-    @property
-    def _switchback(self) -> Switchback:
-        """Object that runs switchback trials, which measure the progress of a candidate's steps."""
-        return Switchback(self.total_steps, self.expire)
-
-    def _measure_progress(
-        self, state: GoodputState, trials: Trials, measurement: Measurement
-    ) -> tuple[GoodputState, Decision]:
-        """Continue switchback trials; when the trials end, keep the best candidate or try another candidate.
-
-        Args:
-            state: state of the search, whose window already includes the measurement.
-            trials: the current switchback trials, which measure the progress of a candidate's steps.
-            measurement: the newest measurement.
-
-        Returns:
-            The state after the measurement, and a decision.
-        """
-        state, outcome = self._switchback.observe(state, trials, measurement)
-        if isinstance(outcome, Decision):
-            return state, outcome
-        summary = state.window.summary(PROGRESS)
-        state, reason = self._try_or_hold(state, Finding(outcome.reason))
-        state = replace(state, window=state.window.following(state.running))
-        return state, Decision(state.running, (), reason, summary, progress=outcome.progress)
 
     def dump(self, state: GoodputState) -> dict[str, Any]:
         """Return the state as JSON types, for a checkpoint."""

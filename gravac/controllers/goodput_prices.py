@@ -36,9 +36,9 @@ COARSE_EFFICIENCY = 0.8
 compression does; see ``SETBACK_STEPS``."""
 
 OUTER_HYSTERESIS = 0.1
-"""Relative gain in goodput below which outer steps are not tried or chosen before switchback trials measured their
-progress. The efficiency of outer steps differs more from task to task than that of other candidates
-(``docs/evidence/results.md``). Also, many outer steps give only a single measurement."""
+"""Relative gain in goodput below which outer steps are not tried or chosen. The efficiency of outer steps differs more
+from task to task than that of other candidates (``docs/evidence/results.md``). Also, many outer steps give only a
+single measurement."""
 
 LEAST_WAITING_FRACTION = 0.03
 """Time that a step waits for its exchange / time of the step, below which no candidate that sends fewer bytes is tried.
@@ -135,7 +135,7 @@ def goodput_to_beat(state: GoodputState, incumbent_timing: StepTiming, position:
     if is_coarse and state.efficiency(position) > incumbent_timing.efficiency:
         margin = max(margin, SETBACK_STEPS / max(state.steps, SETTLED_STEPS))
     forecast, incumbent_forecast = state.forecasts[position], state.forecasts[incumbent_timing.position]
-    if forecast.behind is not None and not state.was_tried(position):
+    if forecast.behind is not None:
         margin = max(margin, OUTER_HYSTERESIS)
     if forecast.candidate.mode == "native" and incumbent_forecast.candidate.mode == "hook":
         margin = 0.0

@@ -197,28 +197,16 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.2f} times" if ratio >= 1.005 else f"{math.ceil(1000 * ratio) / 1000:.3f} times"
 
 
-def trial_count_text(number: int) -> str:
-    """Return a text that states a number of switchback trials.
-
-    Example:
-        >>> trial_count_text(1), trial_count_text(4)
-        ('1 switchback trial', '4 switchback trials')
-    """
-    return "1 switchback trial" if number == 1 else f"{number} switchback trials"
-
-
 def cost_text(state: GoodputState, position: int, in_short: bool = False) -> str:
     """Return a text that says how many more steps a candidate needs to the same loss than dense averaging.
 
-    The text says whether trials measured that number or gravac assumes it (``BELIEVED``). The text is empty for a
-    candidate that certainly needs as many steps as dense.
+    The text says that gravac assumes it (``BELIEVED``), and is empty for a candidate that certainly needs as many steps
+    as dense.
 
     Args:
         state: state of the search.
         position: index of the candidate in ``state.forecasts``.
         in_short: whether to leave the source out, for a candidate beside the one that is chosen.
     """
-    results = state.trial_results(position)
-    source = f"measured by {trial_count_text(results.trials)}" if results and results.trials else BELIEVED
     belief = state.belief(position)
-    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, None if in_short else source)
+    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, None if in_short else BELIEVED)

@@ -30,12 +30,6 @@ def check_saved(dumped: dict[str, Any]) -> None:
     }
     positions_by_field["suspect"] = [] if state.suspect is None else [state.suspect]
     positions_by_field["steady_link"] = [] if state.steady_link is None else [state.steady_link.position]
-    compared_positions = [(results.candidate, results.reference) for results in state.learned]
-    if state.trials is not None:
-        compared_positions.append((state.trials.candidate, state.trials.reference))
-    positions_by_field["learned"] = [
-        position for candidate_and_reference in compared_positions for position in candidate_and_reference
-    ]
     check_positions(positions_by_field, len(candidates))
     latest_window = max((entry.window for entry in state.entries), default=0)
     if latest_window > state.windows:
@@ -50,9 +44,8 @@ def with_current_positions(
 ) -> dict[str, Any] | None:
     """Return a dumped state with all positions of candidates changed to indices of ``forecasts``.
 
-    Measurements of candidates that are not in ``forecasts`` are left out. Unfinished switchback trials, and the period
-    in which the link was steady, are dropped. If the candidate that ran is not in ``forecasts``, the best candidate
-    runs.
+    Measurements of candidates that are not in ``forecasts`` are left out. The period in which the link was steady is
+    dropped. If the candidate that ran is not in ``forecasts``, the best candidate runs.
 
     Args:
         dumped: state of the controller in a checkpoint.
@@ -71,17 +64,8 @@ def with_current_positions(
     ]
     floors = [(new_positions[position], seconds) for position, seconds in dumped["floors"] if position in new_positions]
     new_suspect = new_positions.get(dumped["suspect"])
-    remapped_dump = {**dumped, "entries": entries, "floors": floors, "trials": None, "suspect": new_suspect}
+    remapped_dump = {**dumped, "entries": entries, "floors": floors, "suspect": new_suspect}
     remapped_dump["steady_link"] = None
-    remapped_dump["learned"] = [
-        {
-            **dumped_results,
-            "candidate": new_positions[dumped_results["candidate"]],
-            "reference": new_positions[dumped_results["reference"]],
-        }
-        for dumped_results in dumped["learned"]
-        if dumped_results["candidate"] in new_positions and dumped_results["reference"] in new_positions
-    ]
 
     def goodput(entry: dict[str, Any]) -> float:
         return float(forecasts[entry["position"]].lower_bound(entry["efficiency"]) / entry["seconds"])

@@ -11,9 +11,7 @@ from typing import Final, Literal
 from gravac.beliefs import Belief
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Measurement
-from gravac.controllers.corrected_belief import corrected_belief
 from gravac.controllers.native import fits_float16
-from gravac.controllers.progress import TrialResults, Trials
 from gravac.controllers.state_dicts import Amount, Count, PositiveCount
 from gravac.controllers.step_times import (
     HOOK_OVERHEAD,
@@ -29,7 +27,9 @@ from gravac.controllers.window import Window
 
 SEARCH: Final = "search"
 HOLD: Final = "hold"
-PROGRESS: Final = "progress"
+
+SMALLEST_EFFICIENCY = 1e-6
+"""Efficiency that replaces smaller efficiencies, such as 0, in beliefs, which need the efficiency's logarithm."""
 
 EARLY_END_STEPS = 3
 """Number of steps after which a trial may end early, so that a trial costs little. One more step runs before the end
@@ -54,8 +54,7 @@ class GoodputState:
 
     Attributes:
         forecasts: forecasts of the candidates to choose from: dense first, then ascending by wire ratio.
-        phase: ``"search"`` while candidates are tried, ``"hold"`` while the best runs, ``"progress"`` while switchback
-            trials measure a candidate's progress.
+        phase: ``"search"`` while candidates are tried, ``"hold"`` while the best runs.
         position: index, in ``forecasts``, of the candidate that runs.
         best: index, in ``forecasts``, of the best candidate measured so far.
         window: statistics of the steps since the last window ended.
@@ -79,13 +78,10 @@ class GoodputState:
         learning_rate: last learning rate that was measured; 0: none was measured.
         rose_at: number of training steps observed when the learning rate last rose; 0: it never rose, or has fallen
             since.
-        trials: current switchback trials, which compare the progress of two candidates; ``None``: no trials.
-        learned: results of all switchback trials, one object for each candidate whose progress was measured.
-        booked: progress that all switchback trials have cost so far, in steps of the best candidate.
     """
 
     forecasts: tuple[Forecast, ...]
-    phase: Literal["search", "hold", "progress"]
+    phase: Literal["search", "hold"]
     position: Count
     best: Count
     window: Window
@@ -104,9 +100,6 @@ class GoodputState:
     watch: PositiveCount = DEFAULT_STRETCH_STEPS
     learning_rate: Amount = 0.0
     rose_at: Count = 0
-    trials: Trials | None = None
-    learned: tuple[TrialResults, ...] = ()
-    booked: Amount = 0.0
 
     @property
     def running(self) -> Candidate:
@@ -364,27 +357,18 @@ class GoodputState:
         return replace(updated_state, entries=tuple(scaled_timings))
 
     def belief(self, position: int, efficiency_at_gain: float | None = None) -> Belief:
-        """Return the belief about a candidate's statistical efficiency, corrected by this run's switchback trials.
+        """Return the belief about a candidate's statistical efficiency.
 
         Args:
             position: index of the candidate in ``forecasts``.
-            efficiency_at_gain: median efficiency before the correction, which the forecast states for a measured gain.
-                ``None``: the efficiency in the candidate's last measurement, or in the forecast if not measured.
+            efficiency_at_gain: median efficiency that the forecast states for a measured gain. ``None``: the efficiency
+                in the candidate's last measurement, or in the forecast if not measured.
         """
         forecast = self.forecasts[position]
         if efficiency_at_gain is None:
             candidate_timing = self.timing(position)
             efficiency_at_gain = candidate_timing.efficiency if candidate_timing else forecast.efficiency
-        return corrected_belief(self.forecasts, position, efficiency_at_gain, self.learned)
-
-    def trial_results(self, position: int) -> TrialResults | None:
-        """Return the results of switchback trials of the candidate at index ``position``; ``None`` without trials."""
-        return next((results for results in self.learned if results.candidate == position), None)
-
-    def was_tried(self, position: int) -> bool:
-        """True if switchback trials have measured the progress of the candidate at index ``position``."""
-        results = self.trial_results(position)
-        return results is not None and results.trials > 0
+        return Belief(max(SMALLEST_EFFICIENCY, efficiency_at_gain), forecast.deviation)
 
     def efficiency(self, position: int) -> float:
         """Return the median of the belief about the efficiency of the candidate at index ``position``."""

@@ -15,7 +15,7 @@ from gravac.controllers.base import Controller, Decision, Measurement, adapt_to_
 from gravac.controllers.window import SETTLING
 from gravac.engine.admission import Admission
 from gravac.engine.agreement import gain
-from gravac.engine.records import compute_of, decision_record, holds_from, progress_record, step_record, with_cost
+from gravac.engine.records import compute_of, decision_record, holds_from, step_record, with_cost
 from gravac.engine.run_state import RunState
 from gravac.settings import SettingsError
 from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
@@ -71,8 +71,6 @@ class Deciding:
         forecasts: forecasts of the candidates that may be chosen; empty before the first step.
         emit: the argument of that name.
         agreed_step_s: seconds of the newest training step that the ranks agreed on; 0 before the first such step.
-        probe_requested: whether a decision has requested the loss on fixed batches (a probe) since the engine last
-            reset this flag.
         restored_controller_state: saved state of the controller, with which the next ``decide_first`` starts;
             ``None`` if there is none.
     """
@@ -90,7 +88,6 @@ class Deciding:
         self._admit = admit
         self.emit = emit
         self.agreed_step_s = 0.0
-        self.probe_requested = False
         self._record_settings = record_settings
         self.restored_controller_state: dict[str, Any] | None = None
         self._timed_cfs: tuple[float, ...] = ()
@@ -192,9 +189,6 @@ class Deciding:
             self.agreed_step_s = measured.seconds
         previous_candidates = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
-        self.probe_requested |= self.decision.probe
-        if self.decision.progress is not None:
-            self.emit(progress_record(measured, self.decision.progress))
         candidate_changed = self.decision.runs != previous_candidates
         if self.decision.summary is not None or candidate_changed:
             self._record_decision(state, holds_from(measured, self._latency), candidate_changed)

@@ -68,7 +68,6 @@ class Engine:
         shard_places: position of this rank's shard within each parameter, by name; empty if each rank has whole
             parameters, or if the positions are not known.
         losses: mean of the training losses reported on this rank since the last step ended.
-        probes: mean of the losses on this rank's fixed batches (probes) that were computed since the last step ended.
         forward_s: seconds of the last forward, which the step's measurement gets; nan if it was not timed.
 
     Example:
@@ -104,7 +103,7 @@ class Engine:
         self._ledger = Ledger()
         self._jobs: StepJobs | None = None
         self._call_guarded = GuardedCaller()
-        self.losses, self.probes = Losses(), Losses()
+        self.losses = Losses()
         self.forward_s = math.nan
 
     # before the first step
@@ -321,9 +320,9 @@ class Engine:
                 The executor calls this function when all tensors hold their means.
         """
         self.flush()
-        loss, probe = self.losses.take_mean(), self.probes.take_mean()
+        loss = self.losses.take_mean()
         forward_s, self.forward_s = self.forward_s, math.nan
-        self.executor.submit(self.jobs.end(add_times, loss, probe, forward_s), alone=True)
+        self.executor.submit(self.jobs.end(add_times, loss, forward_s), alone=True)
 
     def conclude(self) -> None:
         """Start to agree with the other ranks on all steps that have ended, without waiting for later steps.
@@ -436,11 +435,6 @@ class Engine:
     @property
     def _model(self) -> Model:
         return Model(self.forms, self.device)
-
-    @property
-    def probe_follows(self) -> bool:
-        """True if the ranks compute the loss on fixed batches before the next step; set by ``begin``, ``concluded``."""
-        return self._jobs is not None and self._jobs.probe_follows
 
     def mark(self) -> Mark | None:
         """Return the present moment, by the executor's clock or stream; ``None`` without an executor."""

@@ -57,14 +57,12 @@ class StepJobs:
     Attributes:
         agreement: object that sums measurements over the ranks.
         waiting_groups: exchange groups that wait for further groups.
-        probe_follows: whether the ranks compute the loss on fixed batches before the next step.
     """
 
     def __init__(self, averager: Averager, deciding: Deciding, state: RunState, executor: Executor) -> None:
         self.averager, self.deciding, self.state, self.executor = averager, deciding, state, executor
         self.agreement = Agreement(executor, state, self._observe)
         self.waiting_groups = Waiting()
-        self.probe_follows = False
         self._model_elements = 0
         self._plan = averager.plan(0, None)
         self._last_recording: StepRecording | None = None  # of the last step that ended
@@ -118,7 +116,6 @@ class StepJobs:
         """Let the controller decide by all steps that have ended; return the candidate of the next step."""
         assert self.decision is not None
         self.agreement.observe()
-        self._take_probe_request()
         return self.decision.candidate
 
     # a step
@@ -140,7 +137,6 @@ class StepJobs:
         self._counts_ranks = inputs.takes_part is not None
         self._rescale(inputs.loss_scale)
         assert self.decision is not None
-        self._take_probe_request()
         decided_candidate = self.decision.candidate
         previous_candidate, previous_factors = state.candidate, state.factors
         decision = self._decision_of(inputs, self.decision, previous_candidate)
@@ -214,10 +210,6 @@ class StepJobs:
         dense_candidate = Candidate(inputs.mode, DENSE, self.averager.dense.cf, steps_per_exchange)
         return Decision(named(dense_candidate, self.deciding.forecasts))
 
-    def _take_probe_request(self) -> None:
-        """Set ``probe_follows`` to whether a decision requested the loss on fixed batches, and clear the request."""
-        self.probe_follows, self.deciding.probe_requested = self.deciding.probe_requested, False
-
     def count_ranks(self, takes_part: bool, device: torch.device) -> Job[None]:
         """Count the ranks that still have batches to train on, as in DDP's ``join()``.
 
@@ -257,18 +249,17 @@ class StepJobs:
         for ready_group in taken_groups:
             ready_group.add_mean(finite, self.executor)
 
-    def end(self, add_times: AddTimes, loss: Number, probe: Number, forward_s: float) -> Job[None]:
+    def end(self, add_times: AddTimes, loss: Number, forward_s: float) -> Job[None]:
         """End a step: store new residuals, complete the measurement, decide by what the ranks have agreed on.
 
         Args:
             add_times: function that gets the step's measurement, and adds times that the engine's caller knows, such as
                 the end of backward.
             loss: mean of the training losses since the last step; nan if there are none.
-            probe: mean of the losses on fixed batches since the last step; nan if there are none.
             forward_s: seconds of the last forward; nan if it was not timed.
         """
         state, recording = self.state, self.averager.recording
-        recording.loss, recording.probe, recording.forward_s = loss, probe, forward_s
+        recording.loss, recording.forward_s = loss, forward_s
         add_times(recording)
         finite: Finite = None
         if self.averager.residuals.wait_for_step:

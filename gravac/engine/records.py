@@ -3,7 +3,7 @@
 """Makes the log's records of decisions and steps, and a run's totals, such as the fraction of steps that ran dense."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from gravac.averaging.recording import StepRecording
@@ -13,13 +13,12 @@ from gravac.controllers.base import (
     Controller,
     Decision,
     Measurement,
-    Progress,
     cost_at_equal_samples,
     has_flag,
 )
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
-from gravac.telemetry.records import DecisionRecord, EndRecord, ProgressRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, EndRecord, StepRecord
 
 
 def decision_record(
@@ -138,17 +137,6 @@ def step_record(measured: Measurement, local: StepRecording) -> StepRecord:
         mode=measured.candidate.mode,
         **measured.agreed_numbers(),
     )
-
-
-def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord:
-    """Return the log record of what switchback trials have shown about a candidate so far.
-
-    Args:
-        measured: the newest measurement; its first training step is recorded.
-        progress: results of the trials.
-    """
-    trial_results = {field.name: getattr(progress, field.name) for field in fields(progress)}
-    return ProgressRecord(step=measured.first, **trial_results)
 
 
 def end_record(state: RunState, forecasts: Sequence[Forecast], cf: float) -> EndRecord:

@@ -3,7 +3,6 @@
 """Functions that the integrations of training frameworks share; all other integrations use gravac's public API."""
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,8 +29,8 @@ Every = int | tuple[int, int] | None
 
 ``None``: the policy's number; 1 without a policy."""
 
-Recipe = Callable[..., AdaptiveCompressor]
-"""Function that returns a new ``AdaptiveCompressor``; the optional argument is the run's number of training steps."""
+Recipe = Callable[[], AdaptiveCompressor]
+"""Function that returns a new ``AdaptiveCompressor``."""
 
 
 def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None) -> Recipe:
@@ -57,27 +56,7 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
             f"every: {every!r} was given together with a policy, which also sets every; set every in the policy only"
         )
     make_compressor()
-    return functools.partial(_build_compressor, make_compressor)
-
-
-def _build_compressor(
-    make_compressor: functools.partial[AdaptiveCompressor], training_steps: float = math.inf
-) -> AdaptiveCompressor:
-    """Create an ``AdaptiveCompressor``, for a run of a known number of training steps.
-
-    If the user set ``probe`` without ``total_steps``, the number becomes the setting ``total_steps``. Otherwise the
-    number is ignored, since gravac refuses a ``total_steps`` that differs between ranks.
-
-    Args:
-        make_compressor: function that creates an ``AdaptiveCompressor`` with the user's settings.
-        training_steps: number of training steps, as the framework counts them; infinite, zero or negative if the
-            framework does not know the number.
-    """
-    settings = make_compressor.keywords
-    needs_total_steps = settings.get("probe") is not None and settings.get("total_steps") is None
-    if needs_total_steps and 0 < training_steps < math.inf:
-        return make_compressor(total_steps=int(training_steps))
-    return make_compressor()
+    return make_compressor
 
 
 def data_parallel(

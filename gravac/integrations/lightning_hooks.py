@@ -42,8 +42,7 @@ class LightningHooks:
             number; 1 without a policy.
         on_resize: what happens to loaded residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
             ``"drop"``; see ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them. With
-            ``probe`` and without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
 
     Attributes:
         compressor: compressor of the newest ``fit``; ``None`` before the first ``fit``, and in a single process.
@@ -85,7 +84,7 @@ class LightningHooks:
                 f"optimizers: the module has {len(trainer.optimizers)}, but gravac supports one: each backward would "
                 "also exchange gradients of the other optimizers' parameters; use one optimizer for all parameters"
             )
-        compressor = self._make_compressor(trainer.estimated_stepping_batches)
+        compressor = self._make_compressor()
         compressor.attach(module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
         if states is not None:
             load_gathered(states, compressor, self._on_resize)

@@ -32,8 +32,7 @@ class GravacCallback(TrainerCallback):
             number; 1 without a policy.
         on_resize: what happens to loaded residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
             ``"drop"``; see ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them. With
-            ``probe`` and without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
 
     Attributes:
         compressor: compressor of the newest ``train``; ``None`` before the first ``train``, and in a single process.
@@ -78,7 +77,7 @@ class GravacCallback(TrainerCallback):
         if accelerator.num_processes == 1:
             warn_of_one_process("the Trainer")
             return
-        compressor = self._make_compressor(state.max_steps)
+        compressor = self._make_compressor()
         attached_module = connect(accelerator, self._trainer.model_wrapped, self._trainer.optimizer, compressor)
         self.compressor, self._attached_module = compressor, weakref.ref(attached_module)
         if self._checkpoint is not None:

@@ -23,7 +23,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +36,6 @@ from gravac.modes.counting import StepCounter, TrainedParameters
 from gravac.modes.forward_clock import ForwardClock
 from gravac.modes.native import NativeWatch
 from gravac.modes.outer.outer_steps import OuterSteps
-from gravac.modes.probe import Probe, ProbeLoss
 from gravac.modes.replicas import ReplicaGuard
 from gravac.modes.source import Source
 from gravac.policy import Policy
@@ -58,8 +56,6 @@ class Switch:
         optimizers: all optimizers that train the module.
         replicas: object that checks that ranks hold the same weights in native and hook mode.
         scaler: gradient scaler of the loss; ``None`` if there is none.
-        probe: function that returns the mean loss on this rank's fixed batches, see ``ProbeLoss``; ``None`` if the run
-            has no probe.
 
     Attributes:
         mode: mode of the present step; ``None`` before the first forward with gradients.
@@ -79,7 +75,6 @@ class Switch:
         optimizers: Sequence[torch.optim.Optimizer],
         replicas: ReplicaGuard,
         scaler: torch.amp.GradScaler | None = None,
-        probe: ProbeLoss | None = None,
     ) -> None:
         self.mode: Mode | None = None
         self.outer: OuterSteps | None = None
@@ -90,10 +85,6 @@ class Switch:
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._local_model = source.local_model(optimizers)
         self._native_watch = NativeWatch(engine, self._learning_rate)
-        self._probe = None if probe is None else Probe(probe, innermost(source.inner_module))
-        self._last_probed_candidate: Future[Candidate] | None = (
-            None  # newest decision in hook mode for which ``_compute_probe_loss`` was called
-        )
         self._native_cf = 1.0
         self._forward_clock = ForwardClock()
         self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
@@ -197,8 +188,6 @@ class Switch:
         if self._replicas.native_forward_starts(has_step_to_count):
             self._native_watch.pause()
         candidate = self._native_watch.forward_starts(has_step_to_count)
-        if candidate is not None:
-            self._compute_probe_loss()
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
 
@@ -220,13 +209,6 @@ class Switch:
             self._native_watch.count_saved_step()
         has_step_to_count, native_state.uncounted = has_averaged or native_state.uncounted, False
         return has_step_to_count
-
-    def _compute_probe_loss(self) -> None:
-        """Compute the loss on fixed batches, if the newest decision requests it."""
-        if self._probe is None or not self._engine.probe_follows:
-            return
-        self._native_watch.pause()
-        self._engine.probes.add(self._probe.read())
 
     def _has_averaged(self) -> bool:
         """Return whether a native step ended: whether DDP has averaged gradients since the last call.
@@ -251,9 +233,6 @@ class Switch:
         self._replicas.hook_forward_starts(candidate_future)
         if candidate_future is not None and candidate_future.done() and candidate_future.exception() is None:
             candidate = candidate_future.result()
-            if candidate_future is not self._last_probed_candidate:
-                self._last_probed_candidate = candidate_future
-                self._compute_probe_loss()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
                 self._change_to(candidate)
                 return

@@ -6,11 +6,10 @@ All texts name a candidate by its ``str``.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 
 from gravac.candidate import Candidate, Dropped, Forecast, Mode
-from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, ProgressRecord, RunRecord
+from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, RunRecord
 
 MODE_TEXTS: Mapping[Mode, str] = {
     "native": "DDP exchanges by itself",
@@ -167,25 +166,6 @@ def describe_mode_change(change: ModeRecord) -> str:
     return (
         f"from step {change.step} on: {MODE_TEXTS[change.before]} → {MODE_TEXTS[change.after]}; the change took "
         f"{1000 * change.seconds:.3g} ms{sent_text}"
-    )
-
-
-def tag_name(candidate: Candidate) -> str:
-    """Return a candidate's name for use in a TensorBoard tag: only letters, digits, dots and underscores.
-
-    Example:
-        >>> tag_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))
-        'quantize_16x_every_10_steps_applied_5_steps_later'
-    """
-    return re.sub(r"[^\w.]+", "_", str(candidate)).strip("_")
-
-
-def describe_progress(progress: ProgressRecord) -> str:
-    """Return a text about a candidate's trials: the measured ratio, and the efficiency that gravac now assumes."""
-    return (
-        f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
-        f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'}); "
-        f"gravac now assumes an efficiency of {progress.efficiency:.2f} [{progress.low:.2f}, {progress.high:.2f}]"
     )
 
 

@@ -23,7 +23,6 @@ from gravac.telemetry.records import (
     EndRecord,
     ForecastsRecord,
     ModeRecord,
-    ProgressRecord,
     Record,
     RunRecord,
     StepRecord,
@@ -42,7 +41,6 @@ RECORD_CLASSES: dict[str, type[Record]] = {
     "step": StepRecord,
     "decision": DecisionRecord,
     "mode": ModeRecord,
-    "progress": ProgressRecord,
     "end": EndRecord,
 }
 """Class of the record for each ``"kind"`` that a line may have."""

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of charts that TensorBoard shows for a run: the charts in their order, with tags and units."""
 
-from collections.abc import Sequence
 from typing import Any
 
 PREFIX = "gravac/"
@@ -19,7 +18,6 @@ GAIN_TAGS = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
 
 STEP_TAGS = {
     "loss": PREFIX + "loss",
-    "probe": PREFIX + "probe",
     "achieved_cf": PREFIX + "achieved_cf",
     "gain": PREFIX + "gain_of_steps",
     "t_system": PREFIX + "t_system",
@@ -59,9 +57,6 @@ DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 
 END_PREFIX = "gravac_end/"
 """Prefix of the tags of a run's totals, which are single points; tags of curves have the prefix ``PREFIX``."""
-
-PROGRESS_TEXT = PREFIX + "progress"
-"""Tag of texts: results of the trials that measure a candidate's efficiency."""
 
 MODE_TEXT = PREFIX + "mode"
 """Tag of texts: each change of the mode in which steps run."""
@@ -104,29 +99,15 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 """Layout of the charts, for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags.
 
 Charts are in two categories, because within a category TensorBoard shows charts with bands after all others. The
-function ``layout`` adds charts for outer steps and for measured efficiencies.
+function ``layout`` adds charts for outer steps.
 """
 
 
-def efficiency_tags(name: str) -> tuple[str, str, str]:
-    """Return three tags for a candidate's efficiency: of its median, its lower bound and its upper bound.
-
-    Efficiency is progress of a step / progress of a dense step.
-
-    Args:
-        name: name of the candidate, as ``descriptions.tag_name`` returns it.
-    """
-    tag = PREFIX + "efficiency/" + name
-    return tag, tag + "/low", tag + "/high"
-
-
-def layout(may_run_outer: bool, measured_names: Sequence[str] = ()) -> dict[str, dict[str, list[Any]]]:
+def layout(may_run_outer: bool) -> dict[str, dict[str, list[Any]]]:
     """Return the layout of a run's charts: ``LAYOUT``, with further charts if the run needs them.
 
     Args:
         may_run_outer: whether the run may make outer steps; if so, the layout has charts of their rounds.
-        measured_names: names of the candidates whose efficiency was measured by trials; each has a chart of its
-            efficiency.
     """
     round_charts = {
         "Wire ratio of outer steps (shown instead of a compression factor)": _lines(OUTER_WIRE_RATIO),
@@ -137,13 +118,6 @@ def layout(may_run_outer: bool, measured_names: Sequence[str] = ()) -> dict[str,
         "Drift (1: all ranks move the same way)": _lines(DRIFT),
     }
     first_category, *other_categories = LAYOUT.items()
-    efficiency_charts: dict[str, list[Any]] = {
-        f"Efficiency of {name}: progress of a step / of a dense step": ["Margin", list(efficiency_tags(name))]
-        for name in measured_names
-    }
     return dict(
-        [
-            (first_category[0], {**first_category[1], **(round_charts if may_run_outer else {}), **efficiency_charts}),
-            *other_categories,
-        ]
+        [(first_category[0], {**first_category[1], **(round_charts if may_run_outer else {})}), *other_categories]
     )

@@ -217,37 +217,6 @@ class ModeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressRecord:
-    """Results of all switchback trials of one candidate so far, written after each trial; the same on every rank.
-
-    A switchback trial runs steps of the candidate between steps of another candidate, the reference. It compares how
-    fast the loss falls in both; see ``gravac.controllers.progress``.
-
-    Attributes:
-        step: number of training steps made before the measured step that completed the newest trial.
-        candidate: candidate of the trials.
-        reference: candidate that the trials compare ``candidate`` with.
-        ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
-        error: standard error of ``ratio``.
-        trials: number of trials so far.
-        efficiency: the candidate's efficiency (progress of a step / progress of a dense step), as assumed after these
-            trials: the median.
-        low: lower bound: the efficiency is above it with a probability of 80 %.
-        high: upper bound: the efficiency is below it with a probability of 80 %.
-    """
-
-    step: int
-    candidate: Candidate
-    reference: Candidate
-    ratio: float
-    error: float
-    trials: int
-    efficiency: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class EndRecord:
     """Totals of a run, written once, when the run is closed (``close()``).
 
@@ -268,7 +237,7 @@ class EndRecord:
     steps_at: tuple[tuple[Candidate, int], ...] = ()
 
 
-Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord | ProgressRecord | EndRecord
+Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord | EndRecord
 """Any record of a run."""
 
 Sink = Callable[[Record], None]

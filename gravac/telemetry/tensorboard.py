@@ -19,7 +19,6 @@ from gravac.telemetry.records import (
     EndRecord,
     ForecastsRecord,
     ModeRecord,
-    ProgressRecord,
     Record,
     RunRecord,
     StepRecord,
@@ -57,7 +56,6 @@ class TensorBoardSink:
         self._newest_step: StepRecord | None = None
         self._run_record: RunRecord | None = None
         self._decision_count = 0
-        self._measured_names: tuple[str, ...] = ()
         self._candidate_changes: list[tuple[DecisionRecord, Candidate | None]] = []
         self._running_candidate: Candidate | None = None
 
@@ -79,8 +77,6 @@ class TensorBoardSink:
             elif isinstance(record, ModeRecord):
                 self._writer.add_text(page.MODE_TEXT, descriptions.describe_mode_change(record), record.step)
                 self._write_scalars({page.MODE_SECONDS: record.seconds}, record.step)
-            elif isinstance(record, ProgressRecord):
-                self._write_progress(record)
             else:
                 self._write_end(record)
 
@@ -130,26 +126,9 @@ class TensorBoardSink:
         self._running_candidate = decision.candidate
 
     def _write_layout(self) -> None:
-        """Write the layout of the run's charts, which depends on the candidates and on the measured efficiencies."""
+        """Write the layout of the run's charts, which depends on the candidates."""
         may_run_outer = any(forecast.candidate.every > 1 for forecast in self._forecasts)
-        self._writer.add_custom_scalars(page.layout(may_run_outer, self._measured_names))
-
-    def _write_progress(self, progress: ProgressRecord) -> None:
-        """Write a candidate's efficiency, as assumed after its newest trial, with its bounds and a description.
-
-        The candidate's curve begins at step 0 with the efficiency that was assumed before the run.
-        """
-        name = descriptions.tag_name(progress.candidate)
-        tags = page.efficiency_tags(name)
-        if name not in self._measured_names:
-            self._measured_names = (*self._measured_names, name)
-            self._write_layout()
-            for forecast in self._forecasts:
-                if forecast.candidate == progress.candidate:
-                    self._write_scalars(dict(zip(tags, forecast.belief.band, strict=True)), 0)
-        efficiencies = (progress.efficiency, progress.low, progress.high)
-        self._write_scalars(dict(zip(tags, efficiencies, strict=True)), progress.step)
-        self._writer.add_text(page.PROGRESS_TEXT, descriptions.describe_progress(progress), progress.step)
+        self._writer.add_custom_scalars(page.layout(may_run_outer))
 
     def _write_end(self, end: EndRecord) -> None:
         """At the end of a run, write the last point of each curve, the table of candidate changes, and hyperparameters.

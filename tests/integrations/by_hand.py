@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
-from gravac.telemetry import RunRecord, StepRecord, read_jsonl
+from gravac.telemetry import StepRecord, read_jsonl
 from tests.distributed.training import network, sgd
 from tests.ranks import PRELOADED, Rank, processes
 
@@ -105,12 +105,6 @@ def as_torchrun_says(rank: int, world: int) -> None:
 def mean_of_ranks(losses: Sequence[Sequence[float]]) -> list[float]:
     """Return the mean over ranks of each batch's loss."""
     return [sum(of) / len(losses) for of in zip(*losses, strict=True)]
-
-
-def total_steps_in(folder: Path) -> object:
-    """Return the setting ``total_steps`` of the run that a log tells of."""
-    (run,) = [record for record in read_jsonl(folder / "gravac.jsonl") if isinstance(record, RunRecord)]
-    return run.settings["total_steps"]
 
 
 def losses_in(folder: Path) -> dict[int, float]:

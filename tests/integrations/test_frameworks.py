@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What integrations refuse and say before any framework's own code matters: none needs to be installed here."""
 
-import math
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
@@ -47,23 +46,6 @@ def test_a_recipe_takes_a_policy_and_can_be_pickled() -> None:
     made = ForkingPickler.loads(sent)()
     assert made.policy.controller.name == "gravac"
     assert recipe({"base": topk}, "mean")() is not recipe({"base": topk}, "mean")()
-
-
-@pytest.mark.parametrize(
-    ("settings", "training_steps", "expected"),
-    [
-        ({"probe": float}, 5000, 5000),
-        ({"probe": float, "total_steps": 10}, 5000, 10),
-        ({"probe": float, "policy": "goodput"}, 5000, 5000),
-        ({"probe": float}, math.inf, None),
-        ({"probe": float}, -1, None),
-        ({}, 5000, None),
-    ],
-)
-def test_a_run_with_a_probe_knows_its_number_of_steps(
-    settings: dict[str, Any], training_steps: float, expected: int | None
-) -> None:
-    assert recipe(settings, "mean")(training_steps).settings.total_steps == expected
 
 
 def test_how_often_is_an_argument_or_the_policys() -> None:

@@ -18,10 +18,8 @@ from typing import Any
 
 import pytest
 
-from gravac.candidate import Candidate, Forecast
 from gravac.settings import SettingsError
-from gravac.telemetry import DecisionRecord, EndRecord, Record, RunRecord, StepRecord, TensorBoardSink, page
-from gravac.telemetry.records import ProgressRecord
+from gravac.telemetry import DecisionRecord, EndRecord, Record, RunRecord, StepRecord, TensorBoardSink
 from tests.telemetry.made_up import make_run, make_step
 
 # TensorBoard has no type hints: modules as plain values
@@ -175,26 +173,6 @@ def test_layout_shows_only_tags_that_are_written(events: Any) -> None:
     shown = {tag.removesuffix("$") for chart in charts for tag in chart.multiline.tag}
     shown |= {tag for chart in charts for band in chart.margin.series for tag in (band.value, band.lower, band.upper)}
     assert shown == {tag for tag in events.Tags()["scalars"] if not tag.startswith("gravac_end/")}
-
-
-def test_efficiency_begins_with_the_belief_and_goes_on_with_what_trials_measured(tmp_path: Path) -> None:
-    dense, outer = Candidate("hook", "dense", 1.0), Candidate("outer", "dense", 1.0, every=10)
-    forecasts = (Forecast(dense, 1.0), Forecast(outer, 10.0, 0.9, deviation=0.1))
-    measured = [
-        ProgressRecord(step, outer, dense, 0.6, 0.1, trials, efficiency, efficiency - 0.1, efficiency + 0.1)
-        for step, trials, efficiency in ((400, 1, 0.8), (700, 2, 0.7))
-    ]
-    events = write(tmp_path, [RunRecord({"controller": "goodput"}, 2, forecasts), *measured])
-    median, low, high = (curve(events, tag) for tag in page.efficiency_tags("dense_1x_every_10_steps"))
-    assert [step for step, _ in median] == [0, 400, 700]
-    assert [value for _, value in median] == pytest.approx([0.9, 0.8, 0.7])
-    assert low[0][1] == pytest.approx(forecasts[1].least_efficiency)
-    assert [value for _, value in high[1:]] == pytest.approx([0.9, 0.8])
-    layouts = [
-        layout_pb2.Layout.FromString(e.tensor_proto.string_val[0]) for e in events.Tensors("custom_scalars__config__")
-    ]
-    titles = [chart.title for category in layouts[-1].category for chart in category.chart]
-    assert any(title.startswith("Efficiency of dense_1x_every_10_steps") for title in titles)
 
 
 def test_hyperparameters_stand_beside_the_totals(events: Any, tmp_path: Path) -> None:

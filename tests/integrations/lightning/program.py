@@ -108,11 +108,6 @@ def told(rank: int, world: int, package: str, folder: Path, accumulate: int) -> 
     return fit(rank, world, package, folder, 2, accumulate, log_dir=folder).losses
 
 
-def probed(rank: int, world: int, package: str, folder: Path, accumulate: int) -> None:
-    """A logged run with a probe, of two epochs."""
-    fit(rank, world, package, folder, 2, accumulate, probe=lambda: 1.0, controller="goodput", log_dir=folder)
-
-
 def killed(rank: int, world: int, package: str, folder: Path, epochs: int) -> None:
     fit(rank, world, package, folder, epochs, end=signal.SIGKILL)
 

@@ -20,7 +20,6 @@ from tests.integrations.by_hand import (
     losses_in,
     mean_of_ranks,
     ranks,
-    total_steps_in,
 )
 from tests.integrations.lightning import apart_program, program
 
@@ -73,12 +72,6 @@ def test_the_trainers_logger_gets_cf_gain_and_wire_ratio_when_it_logs(package: s
     assert [int(row["step"]) for row in rows if row["gravac_step/cf"]] == [1, 3, 5]
     assert [float(row["gravac_step/cf"]) for row in rows][-1] == 10
     assert 0 < float(rows[-1]["gravac_step/gain"]) < 1 < float(rows[-1]["gravac_step/wire_ratio"])
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_with_a_probe_the_trainer_tells_the_number_of_steps(package: str, accumulate: int, tmp_path: Path) -> None:
-    ranks(program.probed, package, tmp_path, accumulate)
-    assert total_steps_in(tmp_path) == 2 * program.EPOCH // accumulate
 
 
 def test_a_checkpoint_of_two_ranks_is_taken_up_by_three(package: str, tmp_path: Path) -> None:

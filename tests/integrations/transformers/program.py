@@ -106,13 +106,6 @@ def train(
     return trained(trainer.model.losses, trainer.model.model, gravac.compressor)
 
 
-def probed(rank: int, world: int, folder: Path) -> None:
-    """A logged run with a probe."""
-    as_torchrun_says(rank, world)
-    trainer, _ = make(folder, probe=lambda: 1.0, controller="goodput", log_dir=folder)
-    trainer.train()
-
-
 def told(rank: int, world: int, folder: Path) -> list[float]:
     """Losses of a run that is logged."""
     as_torchrun_says(rank, world)

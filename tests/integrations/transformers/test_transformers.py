@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.integrations import apart
-from tests.integrations.by_hand import assert_resumed, assert_same, losses_in, mean_of_ranks, ranks, total_steps_in
+from tests.integrations.by_hand import assert_resumed, assert_same, losses_in, mean_of_ranks, ranks
 
 pytestmark = pytest.mark.framework
 
@@ -65,11 +65,6 @@ def test_the_trainer_logs_cf_gain_and_wire_ratio_with_its_loss(tmp_path: Path) -
         last = told[program.STEPS]
         assert last["gravac_step/cf"] == 10
         assert 0 < last["gravac_step/gain"] < 1 < last["gravac_step/wire_ratio"]
-
-
-def test_with_a_probe_the_trainer_tells_the_number_of_steps(tmp_path: Path) -> None:
-    ranks(program.probed, tmp_path)
-    assert total_steps_in(tmp_path) == program.STEPS
 
 
 def test_train_may_be_called_again(tmp_path: Path) -> None:

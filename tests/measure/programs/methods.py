@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
-from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, Record, RunRecord
+from gravac.telemetry.records import DecisionRecord, ModeRecord, Record
 
 RANKS = 2
 """Number of ranks of each program."""
@@ -68,36 +68,26 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 
 class RunReport:
-    """A sink that keeps beliefs, decisions, changes of mode and results of switchback trials."""
+    """A sink that keeps decisions and changes of mode."""
 
     def __init__(self) -> None:
-        self._beliefs: dict[str, tuple[float, float, float]] = {}
         self._turns: list[Any] = []
         self._changes: list[Any] = []
-        self._progress: list[Any] = []
 
     def __call__(self, record: Record) -> None:
-        """Keep a decision that changes anything, a change of mode, results of trials, or the beliefs at the start."""
-        if isinstance(record, RunRecord):
-            for forecast in record.forecasts:
-                self._beliefs[str(forecast.candidate)] = forecast.belief.band
-        elif isinstance(record, DecisionRecord) and record.changed:
+        """Keep a decision that changes anything, or a change of mode."""
+        if isinstance(record, DecisionRecord) and record.changed:
             candidate = f"{record.mode}, {record.compressor} {record.cf:g}, every {record.every}, delay {record.delay}"
             self._turns.append([record.step, candidate, record.phase, record.reason])
         elif isinstance(record, ModeRecord):
             self._changes.append([record.step, record.before, record.after, record.seconds, record.wire_bytes])
-        elif isinstance(record, ProgressRecord):
-            numbers = (record.ratio, record.error, record.trials, record.efficiency, record.low, record.high)
-            self._progress.append([record.step, str(record.candidate), str(record.reference), *numbers])
 
     def as_plain(self, compressor: AdaptiveCompressor) -> dict[str, Any]:
         """Return the report as plain values. Called on every rank."""
         last = compressor.history[-1] if compressor.history else None
         return {
-            "beliefs": {name: self._beliefs[name] for _, name, *_ in self._progress if name in self._beliefs},
             "turns": self._turns,
             "changes": self._changes,
-            "progress": self._progress,
             "mode": compressor.mode,
             "wire_ratio": compressor.wire_ratio,
             "reason": "" if last is None else last.reason,
