@@ -75,15 +75,13 @@ CASES: Mapping[str, Case] = {
         steps=150,
         more=100,
     ),
-    "outer-fragments": Case(
+    "outer-delayed": Case(
         {
             "base": topk,
             "cf_range": (4, 100),
             "controller": Static(cf=10),
             "every": 5,
             "delay": 2,
-            "fragments": 2,
-            "anchor_dtype": "bfloat16",
             "outer": partial(OuterSGD, rate=0.7, momentum=0.9),
         },
         rank=OuterRank,
