@@ -228,14 +228,12 @@ class Averager:
     def commit(self, finite: Finite = None) -> None:
         """End a step: store the changed residuals and the changed memory of compressors.
 
-        With overflow safety, drop the changes if any gradient of the step was not finite.
-
         Args:
-            finite: whether all gradients of the step were finite on the ranks that hold other shards of the model.
+            finite: whether all gradients of the step were finite on all ranks. If they were not, the changes are
+                dropped.
         """
-        step_finite = both(self.recording.finite, finite) if self.residuals.wait_for_step else None
-        self.residuals.commit(step_finite)
-        self.memory.commit(step_finite)
+        self.residuals.commit(finite)
+        self.memory.commit(finite)
         self.diagnostics.commit()
 
     def rescale(self, factor: Number) -> None:

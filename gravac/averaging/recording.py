@@ -6,8 +6,8 @@
    added, and the squared norms of the parts that the compressor did not send.
 2. At the step's end, the engine adds bytes, and the times at which backward and the exchange ended. On a GPU these
    times are events that the device may not have reached, and the host does not know the squared norms yet.
-3. ``read`` converts times and squared norms to this rank's ``Measurement``: at the end of the step if the host may
-   wait for the device, a step later if the host must not wait.
+3. ``read`` converts times and squared norms to this rank's ``Measurement``, in a later step or when the engine is
+   drained.
 """
 
 import math

@@ -120,7 +120,7 @@ class Residuals:
                 self.by_name.pop(name, None)
                 continue
             self.by_name[name] = residual
-            if unsent is None:
+            if unsent is None and self.reads.known(finite) is None:
                 self.emptied.add(name)
 
     # between steps

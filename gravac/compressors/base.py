@@ -75,8 +75,8 @@ class Context:
         shape: the parameter's shape, in memory order; x is its flat view.
         dtype: number format of the gradient; x is float32 if that is a 16-bit type.
         state: tensors that the compressor keeps for this parameter from step to step, by keys that it chooses; saved in
-            checkpoints. To change a tensor, store a new tensor; never change it in place: if a gradient is not finite,
-            gravac may restore the old tensor.
+            checkpoints. To change a tensor, store a new tensor, under one key only; never change it in place: if a
+            gradient is not finite, gravac may restore the old tensor.
         error_feedback: strength of error feedback: fraction of the unsent rest ``x - sent`` that becomes the residual,
             from 0 (no error feedback) to 1.
         selections: coordinates of x that were selected in this step already, by CF (see ``multilevel``).

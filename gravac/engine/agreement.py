@@ -109,11 +109,6 @@ class Agreement:
             self._sent_count -= 1
             self._observe(self._state.pending.pop(0), sums)
 
-    def forget_sums(self) -> None:
-        """Forget sums that nobody will observe any more."""
-        self._sent_count = 0
-        self._sums.clear()
-
 
 @contextmanager
 def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:

@@ -29,7 +29,7 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece, ShardPlace
 from gravac.averaging.tensors import flat, memory_shape, refuse_complex
-from gravac.candidate import Candidate, Mode
+from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.controllers.base import Decision
 from gravac.engine.agreement import named_failure
@@ -155,7 +155,7 @@ class Engine:
         """Use an executor for all later steps.
 
         Args:
-            executor: object that runs jobs and calls.
+            executor: object that runs jobs.
             timed_cfs: CFs at which encode and decode were timed, see ``RunRecord``.
         """
         self.averager.rank, self.averager.world = executor.rank, executor.world
@@ -212,17 +212,12 @@ class Engine:
         squared_norm = sum(float(residual.float().square().sum()) for residual in residuals)
         return math.sqrt(squared_norm) / float(self.state.loss_scale or 1.0)
 
-    def change_mode(self, mode: Mode) -> None:
+    def change_mode(self) -> None:
         """Prepare for steps of another mode: drop all residuals, which do not fit what the new mode exchanges.
 
-        Called between two steps, on every rank. In outer steps, the residuals of a group of tensors stay unchanged if a
-        mean of this group is not finite; other groups do not matter.
-
-        Args:
-            mode: mode of the steps that follow.
+        Called between two steps, on every rank.
         """
-        jobs = self.jobs
-        self.executor.submit(job_of(lambda: jobs.change_mode(mode)), alone=True)
+        self.executor.submit(job_of(self.jobs.change_mode), alone=True)
 
     # a step
 
@@ -285,7 +280,8 @@ class Engine:
         """
         group = ReadyGroup(tuple(pieces), buffer, finite=finite)
         if then is not None:
-            group.averaged.add_done_callback(lambda averaged: self._call_guarded(then, averaged))
+            call_guarded = self._call_guarded  # the job must not keep the engine alive
+            group.averaged.add_done_callback(lambda averaged: call_guarded(then, averaged))
         *segments, final_segment = cut(group)
         for segment in segments:
             self._submit_group(segment)
@@ -389,7 +385,7 @@ class Engine:
             numbers: this rank's numbers; every rank has as many.
         """
         job = sums_over_all(self.executor, [numbers])
-        return RankSums(self.executor.submit(_named(self._with_step(description), job)))
+        return RankSums(self.executor.submit(_named(self._with_step(description), job)), numbers)
 
     def run_between_steps(self, description: str, job: Job[T]) -> JobResult[T]:
         """Start a job that is not part of a step; return a handle of its result.
@@ -417,7 +413,7 @@ class Engine:
 
     @property
     def executor(self) -> Executor:
-        """The executor, which runs jobs and calls.
+        """The executor, which runs jobs.
 
         Raises:
             RuntimeError: the engine was closed, or never opened.
@@ -441,23 +437,23 @@ class Engine:
         return None if self._executor is None else self._executor.mark()
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all calls and jobs have ended, for at most ``seconds``; return whether they have ended.
+        """Wait until all jobs have ended, for at most ``seconds``; return whether they have ended.
 
-        ``None`` waits without limit. If jobs are left, or if the exchange failed, ``state`` is as the last call left
-        it.
+        ``None`` waits without limit. If jobs are left, or if the exchange failed, ``state`` is as the last job left it.
         """
         if self._executor is None or self._jobs is None:
             return True
         drained = self._executor.drain(seconds)
         if drained:
+            self._executor.join()  # the numbers may be on the stream of another thread
             self._jobs.agreement.read(self.state.step)
         return drained
 
     def close(self, failure: BaseException | None = None) -> None:
-        """End the executor after all calls and jobs.
+        """End the executor after all jobs.
 
         Args:
-            failure: exception with which unfinished calls and jobs fail; ``None``: they run to their end first.
+            failure: exception with which unfinished jobs fail; ``None``: they run to their end first.
         """
         if self._executor is not None and self._jobs is not None:
             executor, self._executor = self._executor, None
@@ -466,7 +462,6 @@ class Engine:
             if failure is not None:
                 executor.abandon(failure)
             executor.close()
-            self._jobs.agreement.forget_sums()
 
 
 def _named(description: str, job: Job[T]) -> Job[T]:

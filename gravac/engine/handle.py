@@ -5,14 +5,14 @@
 A source of gradients is DDP's communication hook, for example.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from gravac.exchange.executor import Executor
-from gravac.exchange.reading import HostCopy
+from gravac.exchange.reading import HostCopy, Number
 from gravac.guarded import GuardedCaller
 
 T = TypeVar("T")
@@ -94,10 +94,12 @@ class RankSums:
 
     Args:
         future: future of the job that sums the numbers.
+        numbers: this rank's numbers; kept in memory until the sums have arrived, since a GPU may not have read them
+            before.
     """
 
-    def __init__(self, future: "Future[list[HostCopy]]") -> None:
-        self._future = future
+    def __init__(self, future: "Future[list[HostCopy]]", numbers: Sequence[Number]) -> None:
+        self._future, self._numbers = future, numbers
 
     def result(self) -> list[float]:
         """Return the sums over the ranks, in float64; waits for them.
@@ -106,7 +108,9 @@ class RankSums:
             ExchangeError: a rank did not answer.
         """
         (sums,) = self._future.result()
-        return sums.read()
+        sums_on_host = sums.read()
+        self._numbers = []
+        return sums_on_host
 
 
 class JobResult(Generic[T]):

@@ -3,7 +3,8 @@
 """The jobs of which a step consists, in this order.
 
 1. ``begin``, alone: observe earlier steps, and make a plan from the newest decision.
-2. ``Agreement.exchange_due``: sum the numbers of an earlier step over the ranks.
+2. ``Agreement.exchange_due``: sum the numbers of an earlier step over the ranks. Jobs are resumed in their order, so
+   no gradients are decoded before all ranks that agree have begun the step.
 3. ``average``, for each group of tensors: average the tensors by the plan.
 4. ``end``, alone: store the new residuals, measure, and decide by the measurement that the ranks agreed on.
 
@@ -21,7 +22,7 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.averaging.recording import StepRecording
-from gravac.candidate import DENSE, Candidate, Mode, named
+from gravac.candidate import DENSE, Candidate, named
 from gravac.collectives import AllReduce
 from gravac.controllers.base import Decision
 from gravac.engine.agreement import Agreement, named_failure
@@ -68,7 +69,7 @@ class StepJobs:
         self._last_recording: StepRecording | None = None  # of the last step that ended
         self._last_change_step = 0  # step before which compression factors changed
         self._counts_ranks = False  # whether this step counts the ranks that still have inputs
-        self._ratio_of_ranks = torch.ones((), dtype=torch.float64, device="cpu")  # all ranks / ranks that have inputs
+        self._ratio_of_ranks: Number = 1.0  # all ranks / ranks that have inputs
 
     @property
     def decision(self) -> Decision | None:
@@ -101,14 +102,9 @@ class StepJobs:
             self.averager.residuals.turn_on_overflow_safety()
         return self.deciding.decide_first(self.state, model.forms, self.averager.world)
 
-    def change_mode(self, mode: Mode) -> None:
-        """Drop all residuals, which do not fit what steps of another mode exchange.
-
-        Args:
-            mode: mode of the steps that follow.
-        """
+    def change_mode(self) -> None:
+        """Drop all residuals, which do not fit what steps of another mode exchange."""
         self.averager.forget()
-        self.averager.residuals.checks_group_means = mode == "outer"
         self.state.factors = Factors()
         self._last_recording = None
 
@@ -133,6 +129,7 @@ class StepJobs:
         if self.decision is None:
             self._first_decision(model)
         state.covered = inputs.steps
+        self.averager.residuals.checks_group_means = inputs.mode == "outer"
         yield from self.agreement.catch_up()
         self._counts_ranks = inputs.takes_part is not None
         self._rescale(inputs.loss_scale)
@@ -220,7 +217,7 @@ class StepJobs:
         flag = torch.full((1,), float(takes_part), dtype=torch.float64, device=device)
         with named_failure(self.state, lambda: "the number of ranks with inputs left"):
             (rank_count,) = yield Round([AllReduce(flag)], last=True)
-        self._ratio_of_ranks = self.executor.world / rank_count[0]
+        (self._ratio_of_ranks,) = self.executor.numbers([self.executor.world / rank_count[0]])
 
     def average(self, taken_groups: list[ReadyGroup], is_last: bool) -> Job[None]:
         """Average a group of tensors: in segments if the step compresses, otherwise as a whole.

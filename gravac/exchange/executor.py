@@ -169,16 +169,16 @@ def job_of(function: Callable[[], T]) -> Job[T]:
     return function()
 
 
-def sums_over_all(executor: Executor, vectors: Sequence[Sequence[Number]], last: bool = True) -> Job[list[HostCopy]]:
+def sums_over_all(executor: Executor, vectors: Sequence[Sequence[Number]]) -> Job[list[HostCopy]]:
     """Sum vectors, in float64, over all ranks that agree on decisions; return the sums on their way to the host.
 
     Args:
         executor: executor that runs the job.
-        vectors: this rank's vectors; of the same lengths on every rank.
-        last: whether the job yields no further round.
+        vectors: this rank's vectors; of the same lengths on every rank. The caller keeps their tensors in memory until
+            the sums have arrived, since a GPU may not have read them before.
     """
     requests = [AllReduce(executor.vector(vector)) for vector in vectors]
-    sums = yield Round(requests, last, over_all=True)
+    sums = yield Round(requests, last=True, over_all=True)
     return [executor.to_host(total) for total in sums]
 
 

@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -214,9 +214,7 @@ class Fifo(ReadsAtOnce):
         """
         if threading.current_thread() is self._thread or os.getpid() != self._creator_pid:
             return True
-        done_event = threading.Event()
-        self.submit(job_of(lambda: None), alone=True).add_done_callback(lambda _: done_event.set())
-        return done_event.wait(seconds)
+        return bool(wait([self.submit(job_of(lambda: None), alone=True)], seconds).done)
 
     def abandon(self, failure: BaseException) -> None:
         """Make all submitted and all later jobs fail with an exception, and tell the other ranks."""

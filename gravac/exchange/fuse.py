@@ -224,10 +224,13 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     """
     first_request = next(iter(requests.values()))
     is_all_to_all = isinstance(first_request, AllToAll)
-    tensors = sorted(
-        (tensor for request in requests.values() for tensor in tensors_of(request)),
-        key=lambda tensor: -tensor.element_size(),
-    )
+    tensor_by_key = {
+        (position, index): tensor
+        for position, request in requests.items()
+        for index, tensor in enumerate(tensors_of(request))
+    }
+    keys = sorted(tensor_by_key, key=lambda key: -tensor_by_key[key].element_size())
+    tensors = [tensor_by_key[key] for key in keys]
     row_count = len(tensors[0]) if is_all_to_all else 1
     byte_rows = [tensor.contiguous().view(row_count, -1).view(torch.uint8) for tensor in tensors]
     sizes = [byte_row.shape[1] for byte_row in byte_rows]
@@ -237,11 +240,12 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     def split(result: Any) -> dict[int, Any]:
         rows = result[0] if isinstance(result, tuple) else result if is_all_to_all else result.unsqueeze(0)
         parts = torch.split(rows, [*sizes, padding], dim=1)
-        part_by_id = {id(tensor): part for tensor, part in zip(tensors, parts[:-1], strict=True)}
+        part_by_key = dict(zip(keys, parts[:-1], strict=True))
         results: dict[int, Any] = {}
         for position, request in requests.items():
             received = tuple(
-                _viewed(part_by_id[id(tensor)], tensor, tensor.shape[is_all_to_all:]) for tensor in tensors_of(request)
+                _viewed(part_by_key[position, index], tensor, tensor.shape[1:] if is_all_to_all else tensor.shape)
+                for index, tensor in enumerate(tensors_of(request))
             )
             if isinstance(request, AllGather):
                 results[position] = received

@@ -28,7 +28,7 @@ class HostCopy(Protocol):
     """A copy of a tensor's numbers on the host, which may still be on its way."""
 
     def read(self) -> list[float]:
-        """Return the numbers of a flat tensor; waits until they have arrived."""
+        """Return the numbers of a flat tensor, or its flags as bools; waits until they have arrived."""
 
 
 class Reads(Protocol):

@@ -53,20 +53,18 @@ class PinnedCopy:
     Args:
         executor: executor that made the copy.
         tensor: the copy.
-        number: number of the executor's copies up to this one.
     """
 
-    def __init__(self, executor: "StreamExecutor", tensor: torch.Tensor, number: int) -> None:
-        self._executor, self._tensor, self._number = executor, tensor, number
+    def __init__(self, executor: "StreamExecutor", tensor: torch.Tensor) -> None:
+        self._executor, self._tensor = executor, tensor
         self._arrival = executor.mark()
 
     def read(self) -> list[float]:
         """Return the numbers.
 
-        The host waits only if the copy was started after the work that it last waited for, as in a run that was
-        restored from a checkpoint.
+        The host waits only if the copy has not arrived yet, as in a run that was restored from a checkpoint.
         """
-        self._executor.wait_for_copy(self._arrival, self._number)
+        self._executor.wait_for_copy(self._arrival)
         return list(self._tensor.tolist())
 
 
@@ -102,7 +100,6 @@ class StreamExecutor(ReadsLater):
         self._job_end_events: list[Event] = []  # recorded at the end of each job since the last one that was alone
         self._alone_end_event: Event | None = None
         self._awaited_event: Event | None = None  # awaited by the next ``catch_up``
-        self._copies = self._copies_awaited = self._copies_on_host = 0  # copies to the host, counted
         self._timed_bytes = TimedBytes(self.ledger)
         self._coding_intervals: list[Interval] = []
         self._exchange_intervals: list[Interval] = []
@@ -163,8 +160,7 @@ class StreamExecutor(ReadsLater):
 
     def to_host(self, tensor: torch.Tensor) -> HostCopy:
         """Start to copy a tensor to pinned host memory."""
-        self._copies += 1
-        return PinnedCopy(self, self._device.pinned(tensor).copy_(tensor, non_blocking=True), self._copies)
+        return PinnedCopy(self, self._device.pinned(tensor).copy_(tensor, non_blocking=True))
 
     def catch_up(self) -> None:
         """Make the host wait for the GPU work of the step before the last.
@@ -175,23 +171,21 @@ class StreamExecutor(ReadsLater):
         if self._awaited_event is not None:
             self.host_waits += 1
             self._wait_for_event(self._awaited_event)
-            self._copies_on_host = self._copies_awaited
         self._await_next()
 
-    def wait_for_copy(self, arrival: Event, number: int) -> None:
-        """Make the host wait until a copy has arrived, unless ``catch_up`` waited for it.
+    def wait_for_copy(self, arrival: Event) -> None:
+        """Make the host wait until a copy has arrived.
 
         Args:
             arrival: event that the GPU reaches when the copy has arrived.
-            number: number of copies up to this one.
         """
-        if number > self._copies_on_host:
+        if not arrival.query():
             self.host_waits += 1
             self._wait_for_event(arrival)
 
     def _await_next(self) -> None:
         """Let the next ``catch_up`` wait for the work that is queued on the current stream."""
-        self._awaited_event, self._copies_awaited = self._device.record(), self._copies
+        self._awaited_event = self._device.record()
 
     # jobs
 

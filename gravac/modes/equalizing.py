@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes optimizer states and gradient scaler equal on all ranks after outer steps; weights are equal already.
 
-Each function that returns a ``Returning`` is a job: a generator that yields collectives, and is resumed with their
+Each function that returns a ``Job`` is a job: a generator that yields collectives, and is resumed with their
 results. ``Engine.run_between_steps`` runs a job on every rank at the same point, on the executor's thread or stream,
 while the training loop waits for the job's result. ``equalize_ranks`` runs these jobs in order:
 

@@ -385,7 +385,7 @@ class Switch:
         if candidate.mode == "outer":
             self._start_outer_steps(candidate)
         elif candidate.mode == "native":
-            self._engine.change_mode("native")
+            self._engine.change_mode()
             self._source.use_native(candidate.cf)
             self._native_cf = candidate.cf
             self._source.has_averaged()
@@ -393,7 +393,7 @@ class Switch:
             self._set_mode("native")
         else:
             if previous_mode is not None:
-                self._engine.change_mode("hook")
+                self._engine.change_mode()
                 self._source.use_hook()
             self._set_mode("hook")
         if previous_mode is not None:
@@ -422,7 +422,7 @@ class Switch:
         self._engine.drain()
         if self.mode == "hook" and self._residuals_help:
             self._residuals_to_add = self._engine.residuals()
-        self._engine.change_mode("outer")
+        self._engine.change_mode()
         self._copy_buffers_from_first()
         self.outer = self._make_outer_steps()
         self._engine.state.outer = self.outer.state

@@ -78,6 +78,14 @@ def test_on_a_device_a_residual_keeps_its_memory() -> None:
     assert not stored.any()
 
 
+@pytest.mark.parametrize("host_looks", [True, False])
+def test_only_what_the_device_may_have_emptied_is_named(host_looks: bool) -> None:
+    made = residuals(host_looks)
+    made.pend("w", None)
+    made.commit(torch.tensor(False))
+    assert made.emptied == (set() if host_looks else {"w"})
+
+
 def test_a_commit_by_names_leaves_other_groups_pending() -> None:
     made = residuals()
     made.by_name["v"] = ONES.clone()

@@ -70,6 +70,21 @@ def test_rounds_of_different_lengths_are_fused_round_by_round() -> None:
     assert ledger.calls == {"AllReduce": 3}
 
 
+def test_ranks_that_receive_may_hand_over_one_tensor_for_several_broadcasts() -> None:
+    def receiving(x: torch.Tensor) -> Rounds:
+        mean = yield Broadcast(x, 0)
+        return Reduced(mean, mean, 1.0)
+
+    placeholder = torch.zeros(3)
+    first, second = torch.ones(3), torch.full((3,), 2.0)
+    outcomes = memory.run(
+        [fuse([receiving(first), receiving(second)]), fuse([receiving(placeholder), receiving(placeholder)])]
+    )
+    for outcome in outcomes:
+        assert outcome is not None
+        assert [list(reduced.mean) for reduced in outcome.reduced] == [[1.0] * 3, [2.0] * 3]  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("kind", [AllReduce, AllGather])
 def test_ranks_that_ask_for_different_things_are_caught(kind: type[AllReduce] | type[AllGather]) -> None:
     def rank(size: int) -> Generator[list[Collective], Any, None]:

@@ -107,7 +107,7 @@ class OuterByHand(Closeable):
         self.inner = inner
         self.steps = OuterSteps(engine, LocalModel(module, [inner]), given, policy.every, policy.seed)
         self._engine = self.compressor.door(self.steps.piece_templates, executor=executor)
-        self._engine.change_mode("outer")
+        self._engine.change_mode()
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds
         self._fragments = self.steps.state.fragments

@@ -48,9 +48,12 @@ class FakeEvent:
         device.handler._handle_event_record(self.number, device.present)
         self.stream = device.present
         self.at = device.handler.syncs.current_sync_states[self.stream][self.stream]
+        self.asked = False
 
     def query(self) -> bool:
-        return True  # of a host that comes when it is; ``synchronize`` is what makes the host know it
+        """True once the host knows that it happened, or asks again: it happens while the host waits."""
+        asked_before, self.asked = self.asked, True
+        return self.past or asked_before
 
     def synchronize(self) -> None:
         self.device.handler.syncs.stream_wait_for_event(HOST, self.number)
