@@ -648,7 +648,7 @@ class AdaptiveCompressor(Closeable):
                         "not answer; see the other ranks' logs"
                     )
                 elif outer_steps is not None:
-                    outer_steps.wait_for_exchanges()  # an evaluation waits, too: so all ranks end with the same anchors
+                    outer_steps.wait_for_exchange()  # an evaluation waits, too: so all ranks end with the same anchors
             except Exception as error:
                 failure = error
             finally:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.exchange.comparing import check_alike
 from gravac.modes.outer.starting import device_of
-from gravac.policy import OuterSettings, Policy
+from gravac.policy import Policy
 from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp_private import Reducer, shards_of_tensor_parallelism
 
@@ -218,27 +218,6 @@ def is_sharded(module: torch.nn.Module) -> bool:
     return any(
         base_class.__name__ in ("DTensor", "FSDPModule") for each in objects for base_class in type(each).__mro__
     )
-
-
-def refuse_unequal_ranks(settings: OuterSettings) -> None:
-    """Raise if the settings of outer steps treat ranks differently; called only for a model in shards.
-
-    The ranks that hold the shards of one replica make each step together. They must make the same number of steps, and
-    have the same weight in the mean over the ranks.
-
-    Raises:
-        SettingsError: ``by_speed`` or ``samples`` is set.
-    """
-    if settings.by_speed:
-        raise SettingsError(
-            "outer.by_speed: True, but the ranks that hold the shards of one replica must make the same number of "
-            "steps; leave by_speed out"
-        )
-    if settings.samples is not None:
-        raise SettingsError(
-            f"outer.samples: {settings.samples}, but all replicas of a model in shards have the same weight in the "
-            "mean; leave samples out"
-        )
 
 
 def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.ProcessGroup | None) -> None:

@@ -66,7 +66,6 @@ class RunAdmission:
                 state.compute_s,
                 delay=outer_settings.delay,
                 keep_dominated=policy.controller.keeps_all,
-                fragments=outer_settings.fragments,
                 chooses=has_flag(policy.controller, "chooses_every"),
                 world=state.world,
                 checkpointed=delays_by_candidate(state.candidates),

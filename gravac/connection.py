@@ -19,7 +19,6 @@ from gravac.attaching import (
     moments_per_parameter,
     reason_against_pipelines,
     refuse_separate_decisions,
-    refuse_unequal_ranks,
 )
 from gravac.checkpoint.ranks import Ranks
 from gravac.exchange.reading import Number
@@ -191,8 +190,6 @@ class ModelConnection:
         from gravac.sources.fsdp2_outer import SteeredShards
         from gravac.sources.fsdp2_source import FSDP2Source
 
-        if self._policy.every != (1, 1):
-            refuse_unequal_ranks(self._policy.outer)
         for optimizer in optimizers:
             refuse_momentum(self._policy.base, optimizer)
         # not the innermost module: torch.compile's wrapper may be sharded

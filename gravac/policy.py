@@ -29,11 +29,10 @@ from gravac.texts import text_of, texts_of
 SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "executor", "history")
 """Names of fields that ``RunSettings`` has besides the policy, and that must be equal on all ranks."""
 
-COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
+COMPARED_IN_ATTACH = ("outer.local_buffers",)
 """Names of settings that ``RunSettings.shared`` omits: ranks may set them differently, within limits.
 
-``attach`` checks the limits: ``samples`` must be set on all ranks or on none, and ``local_buffers`` must have the same
-names in any order."""
+``attach`` checks the limits: ``local_buffers`` must have the same names, in any order."""
 
 DEFAULT_MIXING = 0.5
 """Default of ``OuterSettings.mixing``: fraction of its own weights that a rank keeps when it applies an exchange.
@@ -45,37 +44,24 @@ class OuterSettings(Settings):
     """Settings of outer steps: ranks train on their own for some steps, then exchange how far their weights moved.
 
     Attributes:
-        fragments: number of parts of the model that are exchanged one after the other in a round (Streaming DiLoCo,
-            arXiv:2501.18512); 1 or more, default: 1.
         delay: number of steps during which an exchange is in flight before its mean is applied; more steps if the
             exchange takes longer. 0: training waits for the exchange. ``"auto"``, the default: the controller chooses
             between 0 and the number of steps that an exchange should take on the measured link.
-        mixing: fraction of its own weights that a rank keeps when it applies an anchor (the weights that all ranks
-            share) after a delay, in [0, 1) (α of Streaming DiLoCo); default: 0.5. ``None``: the rank adds to the anchor
-            how far its weights moved since it sent its pseudo-gradient.
-        by_speed: whether faster ranks make more steps in a round than slower ranks, with a mean of ``every`` steps;
-            default: False. If True, all ranks train for the same number of rounds, but not of steps.
-        samples: number of samples in a step of this rank, 1 or more: the weight of the rank in the mean of the
-            pseudo-gradients. ``None`` on every rank, the default: all ranks have the same weight.
-        anchor_dtype: number format of the anchors and of the outer optimizer's state: ``"float32"``, the default
-            (float64 for float64 parameters), or ``"bfloat16"`` with stochastic rounding.
-        offload: whether to keep the anchors in CPU memory, and run the outer optimizer there; default: False.
+        mixing: fraction of its own weights that a rank keeps when it applies the anchor (the weights that all ranks
+            share) after a delay, in [0, 1) (α of Streaming DiLoCo, arXiv:2501.18512); default: 0.5. ``None``: the rank
+            adds to the anchor how far its weights moved since it sent its pseudo-gradient.
         local_buffers: names of floating-point buffers, or of modules with buffers, that stay each rank's own; default:
             none. Other floating-point buffers are averaged.
-        optimizer: function that takes the anchors, as parameters, and returns the outer optimizer; ``None``:
-            ``gravac.OuterSGD``, which moves anchors to the mean of the ranks' weights. Not allowed in a policy's file.
+        optimizer: function that takes the anchor's weights, as parameters, and returns the outer optimizer; ``None``:
+            ``gravac.OuterSGD``, which moves the anchor to the mean of the ranks' weights. Not allowed in a policy's
+            file.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
-    fragments: int = Field(default=1, ge=1)
     delay: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     mixing: float | None = Field(default=DEFAULT_MIXING, ge=0, lt=1)
-    by_speed: bool = False
-    samples: int | None = Field(default=None, ge=1)
-    anchor_dtype: Literal["float32", "bfloat16"] = "float32"
-    offload: bool = False
     local_buffers: tuple[str, ...] = ()
     optimizer: Any = None
 

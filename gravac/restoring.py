@@ -82,7 +82,7 @@ class Restoring:
                 "outer: the state was saved in outer steps, which every=1 excludes; set every as in the run that "
                 "saved the state"
             )
-        return None if switch is None else switch.outer_steps_from(dumped_outer, state["world"])
+        return None if switch is None else switch.outer_steps_from(dumped_outer)
 
     def check_model(self, ranks: Ranks | None = None) -> None:
         """Check that a loaded state fits the model; do nothing without one. Called when the parameters are known.
@@ -130,7 +130,7 @@ class Restoring:
         outer_steps: list[OuterSteps] = []
 
         def restoring() -> AbstractContextManager[None]:
-            outer_steps.append(switch.outer_steps_from(dumped_outer, world))
+            outer_steps.append(switch.outer_steps_from(dumped_outer))
             return outer_steps[0].restoring(dumped_outer, merged=world is None)
 
         restore_on_all(ranks, restoring)

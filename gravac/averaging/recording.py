@@ -67,9 +67,7 @@ class StepRecording:
             ``exchange_ended``.
         waits_since: moment after ``ended`` from which training waited for the exchange; ``None``: no wait.
         overlaps: whether training continues while the exchange is in flight (outer steps with a delay).
-        idle: seconds for which training waited for the exchange before ``backward_ended``.
         paused: seconds since the last step for which no rank trained, such as during an evaluation.
-        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty in other modes.
         previous: measurement of the step before; ``None`` for the first step, and after ``read``.
         spent: function that returns seconds of coding, and seconds with collectives in flight, see ``Executor.spent``;
             ``None`` after ``read``.
@@ -114,9 +112,7 @@ class StepRecording:
     ended: Mark | None = None
     waits_since: Mark | None = None
     overlaps: bool = False
-    idle: float = 0.0
     paused: float = 0.0
-    steps_of_ranks: tuple[int, ...] = ()
     previous: "StepRecording | None" = None
     spent: Callable[[], tuple[float, float]] | None = None
     seconds: float = math.nan
@@ -246,7 +242,7 @@ class StepRecording:
         """Return the seconds for which training waited for the exchange, before and after ``backward_ended``."""
         is_hidden = self.overlaps or self.backward_ended is None
         seconds_after_backward = 0.0 if is_hidden else between(self.backward_ended, self.exchange_ended)
-        return seconds_after_backward + (self._idle_after(between) + self.idle)
+        return seconds_after_backward + self._idle_after(between)
 
     @classmethod
     def restored_from(cls, own: Measurement) -> "StepRecording":

@@ -19,7 +19,7 @@ from gravac.ranges import Count, PositiveCount
 from gravac.saved import FlatTensor, dump_fields, load_fields, misfit
 from gravac.settings import SettingsError
 
-VERSION = 8
+VERSION = 9
 """Version of the states that ``pack`` returns, and the only version that is loaded."""
 
 DCP_GUARD: Mapping[str, Any] = {

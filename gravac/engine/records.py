@@ -132,7 +132,6 @@ def step_record(measured: Measurement, local: StepRecording) -> StepRecord:
         exchanged_seconds=measured.exchanged,
         every=measured.candidate.every,
         delay=measured.candidate.delay,
-        steps_of_ranks=local.steps_of_ranks,
         steps=measured.steps,
         mode=measured.candidate.mode,
         **measured.agreed_numbers(),

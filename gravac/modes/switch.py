@@ -454,22 +454,21 @@ class Switch:
         settings = self._policy.outer
         if local_buffer_names := self._local_buffer_names:
             settings = settings(local_buffers=tuple({*settings.local_buffers, *local_buffer_names}))
-        return OuterSteps(self._engine, self._local_model, settings, self._policy.every, self._policy.seed)
+        return OuterSteps(self._engine, self._local_model, settings, self._policy.every)
 
-    def outer_steps_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
+    def outer_steps_from(self, dumped: Mapping[str, Any]) -> OuterSteps:
         """Create an object that runs outer steps, and check that it can restore a dumped state. No collective runs.
 
         The state has all buffers, so that none has to be copied from rank 0.
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it; not restored yet.
-            world: number of ranks that saved the state; ``None``: the state was merged from all ranks' states.
 
         Raises:
             SettingsError: the state does not fit the model or the settings.
         """
         outer = self._make_outer_steps()
-        outer.check_saved_state(dumped, world)
+        outer.check_saved_state(dumped)
         return outer
 
     def continue_from(self, outer: OuterSteps) -> None:
@@ -511,11 +510,7 @@ class Switch:
         """
         if not self._residuals_to_add or self.outer is None:
             return
-        name_by_id = {
-            id(parameter): name
-            for fragment in self.outer.state.fragments
-            for name, parameter in fragment.parameters.items()
-        }
+        name_by_id = {id(parameter): name for name, parameter in self.outer.state.anchor.parameters.items()}
         local_optimizer = self._local_model.optimizers[self._optimizers.index(optimizer)]
         for group in local_optimizer.param_groups:
             for parameter in group["params"]:

@@ -45,7 +45,7 @@ RECORD_CLASSES: dict[str, type[Record]] = {
 }
 """Class of the record for each ``"kind"`` that a line may have."""
 
-RUN_VERSION = 6
+RUN_VERSION = 7
 """Value of ``"version"`` in the line of a ``RunRecord``; lines of another version cannot be read."""
 
 _KIND_OF_CLASS = {record_class: kind for kind, record_class in RECORD_CLASSES.items()}

@@ -40,9 +40,6 @@ EVERY = PREFIX + "every"
 DELAY = PREFIX + "delay"
 """Tag of the number of training steps for which an exchange of outer steps is in flight."""
 
-STEPS_OF_RANKS = PREFIX + "steps_of_ranks/"
-"""Prefix of a tag for each rank, which ends with the rank: number of steps of the rank in a round of outer steps."""
-
 DRIFT = PREFIX + "drift"
 """Tag of the drift in a round of outer steps: 1 if all ranks move the same way, see ``AgreedNumbers``."""
 
@@ -114,7 +111,6 @@ def layout(may_run_outer: bool) -> dict[str, dict[str, list[Any]]]:
         "Outer steps: steps from one exchange to the next, and steps that an exchange is in flight": _lines(
             EVERY, DELAY
         ),
-        "Steps of each rank in a round": _lines(STEPS_OF_RANKS + r"\d+"),
         "Drift (1: all ranks move the same way)": _lines(DRIFT),
     }
     first_category, *other_categories = LAYOUT.items()

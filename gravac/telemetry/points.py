@@ -69,21 +69,20 @@ class Points:
 
 
 def _fields_equal_in_point(step: StepRecord) -> tuple[object, ...]:
-    """Return the fields of a record that are equal in all steps of a point: the candidate, and each rank's steps.
-
-    Each rank's steps are those that it made in a round of outer steps.
-    """
-    return step.mode, step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
+    """Return the fields of a record that are equal in all steps of a point: those of the candidate."""
+    return step.mode, step.compressor, step.cf, step.every, step.delay
 
 
 def _candidate_numbers(step: StepRecord) -> dict[str, float]:
     """Return the numbers, by tag, that show which candidate ran in a step: the CF and its decimal logarithm.
 
-    For a round of outer steps, return other numbers: steps from one exchange to the next, delay, drift, each rank's
-    steps, and wire ratio.
+    For a round of outer steps, return other numbers: steps from one exchange to the next, delay, drift, and wire ratio.
     """
     if step.mode != "outer":
         return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf)}
-    round_numbers = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}
-    round_numbers |= {f"{page.STEPS_OF_RANKS}{rank}": float(steps) for rank, steps in enumerate(step.steps_of_ranks)}
-    return {page.OUTER_WIRE_RATIO: step.wire_ratio, **round_numbers}
+    return {
+        page.OUTER_WIRE_RATIO: step.wire_ratio,
+        page.EVERY: float(step.every),
+        page.DELAY: float(step.delay),
+        page.DRIFT: step.drift,
+    }

@@ -92,7 +92,6 @@ class StepRecord(AgreedNumbers):
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan if not known.
         every: number of training steps from one exchange to the next: 1, except for a round of outer steps.
         delay: number of training steps for which the exchange is in flight; 0: training waits for the exchange.
-        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty in other modes.
         steps: number of training steps that the record stands for.
         mode: mode of the step, see ``gravac.candidate.Mode``. In native steps gravac measures only times.
     """
@@ -120,7 +119,6 @@ class StepRecord(AgreedNumbers):
     exchanged_seconds: float = math.nan
     every: int = 1
     delay: int = 0
-    steps_of_ranks: tuple[int, ...] = ()
     steps: int = 1
     mode: Mode = "hook"
 

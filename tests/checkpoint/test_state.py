@@ -34,9 +34,9 @@ def test_a_state_is_tensors_and_plain_values() -> None:
         (
             AdaptiveCompressor(topk),
             {"version": 99},
-            "version: the state has version 99, but this gravac reads version 8",
+            "version: the state has version 99, but this gravac reads version 9",
         ),
-        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 8"),
+        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 9"),
         (AdaptiveCompressor(topk), {}, "version: the state has version None"),
         (
             AdaptiveCompressor(randomk),

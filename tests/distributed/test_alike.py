@@ -86,12 +86,8 @@ def different(rank: int, world: int) -> dict[str, str]:
         "outer shape": outer(functools.partial(network, 6 + rank)),
         "outer dtype": outer(lambda: network().double() if odd else network()),
         "frozen": outer(frozen if odd else network),
-        "fragments": outer(fragments=1000 if odd else 1),
         "delay": outer(delay=2 if odd else 0),
         "mixing": outer(mixing=None if odd else 0.5),
-        "by_speed": outer(by_speed=odd),
-        "samples": outer(samples=8 if odd else None),
-        "anchor_dtype": outer(anchor_dtype="bfloat16" if odd else "float32"),
         "local_buffers": outer(with_statistics, local_buffers=["1"] if odd else []),
         "outer": outer(outer=lambda anchors: of_rank(anchors)),
         "outer's class": outer(outer=functools.partial(torch.optim.Adam if odd else torch.optim.SGD, lr=1.0)),
@@ -125,12 +121,8 @@ SAID = {
     "outer shape": "parameter 12: rank 0 has 12.weight [10, 96] float32, trained, rank 1 has 12.weight [96, 96] ",
     "outer dtype": "parameter 0: rank 0 has 0.weight [96, 96] float32, trained, rank 1 has 0.weight [96, 96] float64",
     "frozen": "parameter 0: rank 0 has 0.weight [96, 96] float32, trained, rank 1 has 0.weight [96, 96] float32, fr",
-    "fragments": "outer.fragments: rank 0 has 1, rank 1 has 1000" + GIVE,
     "delay": "outer.delay: rank 0 has 0, rank 1 has 2" + GIVE,
     "mixing": "outer.mixing: rank 0 has 0.5, rank 1 has None" + GIVE,
-    "by_speed": "outer.by_speed: rank 0 has False, rank 1 has True" + GIVE,
-    "samples": "outer.samples: rank 0 has not set, rank 1 has set" + GIVE,
-    "anchor_dtype": "outer.anchor_dtype: rank 0 has 'float32', rank 1 has 'bfloat16'" + GIVE,
     "local_buffers": "outer.local_buffers: rank 0 has (), rank 1 has ('1')" + GIVE,
     "outer": "outer: rank 0 has SGD {",
     "outer's class": "outer: rank 0 has SGD {",
@@ -184,7 +176,7 @@ def alike(rank: int, world: int, folder: Path) -> tuple[torch.Tensor, list[objec
         train(ddp, sgd(ddp), rank, range(3))
     pairs = [dist.new_group([0, 1]), dist.new_group([0, 1])]
     assert opened(torch.ones(8, 8), group=pairs[0], agree_group=pairs[1]) == "nothing"
-    assert outer(samples=8 + rank, sinks=[print] * rank) == "nothing"
+    assert outer(sinks=[print] * rank) == "nothing"
     return weights(ddp), gathers
 
 

@@ -49,10 +49,10 @@ CHANGES: dict[str, Any] = {
     "every": 10,
     "native": False,
     "least_efficiency": 0.9,
-    "outer": OuterSettings(fragments=2),
+    "outer": OuterSettings(delay=2),
 }
 
-NAMED = {"dense": "dense.dtype", "outer": "outer.fragments"}
+NAMED = {"dense": "dense.dtype", "outer": "outer.delay"}
 """Names in errors of settings that have settings of their own."""
 
 

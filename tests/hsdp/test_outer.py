@@ -160,14 +160,9 @@ def test_where_torch_sums_over_replicas_gradients_keep_their_size() -> None:
 
 METHODS: dict[str, Callable[[], AdaptiveCompressor]] = {
     "top-k": lambda: apart(controller=Static(cf=20)),
-    "4 bits in fragments, late": lambda: apart(
-        base="quantize", controller=Static(cf=8), outer=OuterSettings(fragments=3, delay=2)
-    ),
+    "4 bits, late": lambda: apart(base="quantize", controller=Static(cf=8), outer=OuterSettings(delay=2)),
     "low rank": lambda: apart(base="powersgd", controller=Static(cf=8), outer=None),
     "as it comes": lambda: AdaptiveCompressor(every=(2, 20), dense_below=64),
-    "anchors in bfloat16": lambda: apart(
-        base="quantize", controller=Static(cf=4), outer=OuterSettings(anchor_dtype="bfloat16", offload=True)
-    ),
 }
 
 OFTEN_METHODS = {"top-k": 20, "as it comes": 18}

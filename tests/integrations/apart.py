@@ -71,14 +71,14 @@ def validation_loss(module: torch.nn.Module) -> float:
 
 def is_apart(state: Mapping[str, Any]) -> bool:
     """Tell whether a rank's weights, in its state of gravac's, are its own, and not what all ranks share."""
-    fragments = state["outer"]["fragments"]
-    return not all(torch.equal(part["own"][name], part["anchors"][name]) for part in fragments for name in part["own"])
+    anchor = state["outer"]["anchor"]
+    return not all(torch.equal(anchor["own"][name], weight) for name, weight in anchor["weights"].items())
 
 
 def holds_shared(weights: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> bool:
     """Tell whether weights, whose names end as the model's do, are what all ranks share by a rank's state."""
-    shared = {name: anchor for part in state["outer"]["fragments"] for name, anchor in part["anchors"].items()}
-    return all(torch.equal(anchor, _named(weights, name)) for name, anchor in shared.items())
+    shared = state["outer"]["anchor"]["weights"]
+    return all(torch.equal(weight, _named(weights, name)) for name, weight in shared.items())
 
 
 def _named(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -113,7 +113,7 @@ def test_the_decisions_of_a_run_become_plays_of_its_rounds() -> None:
 @pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 def test_commands_have_an_interface_of_their_own_and_no_byte_of_them_counts() -> None:
-    words = ("outer(every=5):quantize(2)", "outer(every=4, fragments=2, delay=1):quantize(2)")
+    words = ("outer(every=5):quantize(2)", "outer(every=4, delay=1):quantize(2)")
     legs = [Leg(text, text, steps=12, every_steps=10) for text in words]
     settings = TrainingSettings(workers=2, link="50mbit", lowest_rate_bps=50e6, task="lstm", scale=0.1)
     with EmulatedNetwork(2, "50mbit") as network, TrainingRun(legs, settings, network) as run:

@@ -241,7 +241,6 @@ def matrix(**changes: Any) -> RunMatrix:
             {"methods": ("torch-powersgd(4)",)},
             r"method: 'torch-powersgd\(4\)' cannot train a model in shards.*use fp32",
         ),
-        ({"methods": ("outer(by_speed=True):ladder",)}, r"outer\(by_speed=True\).*outer.by_speed: True"),
     ],
 )
 def test_what_a_mesh_does_not_support_is_refused(changes: dict[str, Any], said: str) -> None:

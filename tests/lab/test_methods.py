@@ -43,7 +43,7 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
 
 
 def test_outer_steps_have_one_every_or_a_choice() -> None:
-    chosen = Method.parse("outer(fragments=2, delay=1):ladder")
+    chosen = Method.parse("outer(delay=1):ladder")
     assert (chosen.modes.every, chosen.modes.outer.delay, chosen.cf_range) == ((1, 100), 1, (2, 1000))
     assert chosen.adaptive and chosen.has_local_steps
     fixed = Method.parse("outer(every=10):quantize(2)")

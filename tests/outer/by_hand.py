@@ -56,7 +56,7 @@ class ApartAlone:
         forecasts = []
         for every in candidates.every_choices(*policy.every):
             for forecast in in_each_step.forecasts:
-                measured = candidates.delays(forecast, every, state.compute_s, outer.delay, outer.fragments)
+                measured = candidates.delays(forecast, every, state.compute_s, outer.delay)
                 behind = candidates.delays_if_continued(before, forecast, every, measured)
                 ways = [
                     candidates.forecast_at_every(forecast, every, state.compute_s, delay, state.world)
@@ -75,7 +75,7 @@ class OuterByHand(Closeable):
     Args:
         module: trained on this rank; all ranks start from rank 0's weights.
         inner: trains it.
-        outer: makes the optimizer of the anchors.
+        outer: makes the optimizer of the anchor.
         executor: of ranks in memory; ``None``: the process group's.
         settings: those of ``AdaptiveCompressor`` and of ``OuterSettings``.
     """
@@ -105,14 +105,13 @@ class OuterByHand(Closeable):
         engine = self.compressor._engine
         engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
-        self.steps = OuterSteps(engine, LocalModel(module, [inner]), given, policy.every, policy.seed)
+        self.steps = OuterSteps(engine, LocalModel(module, [inner]), given, policy.every)
         self._engine = self.compressor.door(self.steps.piece_templates, executor=executor)
         self._engine.change_mode()
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds
-        self._fragments = self.steps.state.fragments
+        self._anchor = self.steps.state.anchor
         self._buffers = self.steps.state.buffers
-        self._anchors = self.steps._anchors
         self.outer = self.steps.outer_optimizer
         self._closed = False
 
@@ -194,13 +193,8 @@ class OuterByHand(Closeable):
         return self._state.ended
 
     @property
-    def steps_of_ranks(self) -> tuple[int, ...]:
-        """Number of steps that each rank makes in the present round."""
-        return self._state.shares.steps_of_ranks
-
-    @property
     def late(self) -> int:
-        """Number of fragments that came late."""
+        """Number of means that came late."""
         return self._state.late
 
     @property
@@ -234,7 +228,7 @@ class OuterByHand(Closeable):
         plain = state.get("outer") if isinstance(state, Mapping) else None
         if plain is None:
             raise SettingsError("outer: the state is of ranks that do not train apart")
-        self.steps.check_saved_state(plain, state.get("world"))
+        self.steps.check_saved_state(plain)
         with (
             self.steps.restoring(plain, merged=state.get("world") is None),
             self.compressor.restoring({**state, "outer": None}),

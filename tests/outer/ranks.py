@@ -3,7 +3,6 @@
 """A small model, its data, and N ranks in memory that train it with outer steps."""
 
 import io
-import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -91,7 +90,6 @@ class Ranks:
             for module, optimizer, executor in zip(self.modules, self.inner, self.lockstep.executors, strict=True)
         ]
         self.made = 0
-        self.steps = [0] * ranks
 
     def train(self, steps: int) -> "Ranks":
         for _ in range(steps):
@@ -108,34 +106,10 @@ class Ranks:
     def before_leaving(self, rank: int) -> None:
         """Do what a test has to do to a rank between its inner step and the outer one: nothing."""
 
-    def at_speeds(self, seconds: Sequence[float]) -> "Ranks":
-        """Have each rank's clock say that a step takes so long."""
-        for outer, each in zip(self.outer, seconds, strict=True):
-            at_speed(outer, each)
-        return self
-
-    def train_rounds(self, number: int) -> "Ranks":
-        """Train by rounds, of which each rank makes as many steps as are its own; one fragment after the other."""
-        parts = len(self.outer[0]._fragments)
-        end = number * parts + min(map(_left, self.outer))
-        while (goal := min(map(_left, self.outer)) + 1) <= end:
-            for rank, outer in enumerate(self.outer):
-                while _left(outer) < goal:
-                    inner_step(self.modules[rank], self.inner[rank], self.steps[rank], rank)
-                    self.steps[rank] += 1
-                    outer.leave()
-                    if _left(outer) < goal:
-                        outer.arrive()
-            self.lockstep.run()
-            for outer in self.outer:
-                if _left(outer) == goal:  # otherwise it left several at once, which the others have not
-                    outer.arrive()
-        return self
-
     def synchronize(self) -> None:
         """End the round on all ranks, which in memory takes two calls each."""
         for outer in self.outer:
-            outer._rounds.send_rest(0.05, end_round=True)
+            outer._rounds.end_early(0.05)
         self.lockstep.run()
         for outer in self.outer:
             outer.synchronize()
@@ -151,17 +125,6 @@ class Ranks:
             with outer.synced():
                 found.append(flat(module))
         return found
-
-
-def at_speed(outer: OuterByHand, seconds: float) -> None:
-    """Have a rank's clock say that a step takes so long."""
-    shares = outer._state.shares
-    shares.clock, shares._step_began_s = itertools.count(0.0, seconds).__next__, None
-
-
-def _left(outer: OuterByHand) -> int:
-    """Number of fragments that left so far."""
-    return outer.rounds * len(outer._fragments) + len(outer._rounds._sent_fragments)
 
 
 def equal(tensors: Sequence[torch.Tensor]) -> bool:

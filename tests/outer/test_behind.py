@@ -62,7 +62,7 @@ class Wanders:
 def all_delays() -> Iterator[None]:
     """In memory no link is probed: have every delay offered."""
 
-    def offered(one: Candidate, every: int, compute_s: float | None, delay: Any, fragments: int = 1) -> Sequence[int]:
+    def offered(one: Candidate, every: int, compute_s: float | None, delay: Any) -> Sequence[int]:
         return tuple(range(every + 1)) if delay == "auto" else (delay,)
 
     with mock.patch("gravac.modes.outer.candidates.delays", offered):
@@ -74,14 +74,9 @@ def wandering(seed: int, **settings: Any) -> dict[str, Any]:
     return {**some, "delay": "auto", **settings}
 
 
-@given(
-    seed=st.integers(1, 10**6),
-    ranks=st.integers(1, 3),
-    fragments=st.integers(1, 3),
-    mixing=st.sampled_from([None, 0.5]),
-)
-def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, fragments: int, mixing: float | None) -> None:
-    trained = Ranks(ranks, outer=MOMENTUM, **wandering(seed, fragments=fragments, mixing=mixing)).train(40)
+@given(seed=st.integers(1, 10**6), ranks=st.integers(1, 3), mixing=st.sampled_from([None, 0.5]))
+def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, mixing: float | None) -> None:
+    trained = Ranks(ranks, outer=MOMENTUM, **wandering(seed, mixing=mixing)).train(40)
     assert equal(trained.anchors)
     assert trained.outer[0].rounds > 3
     assert all(outer.late == 0 for outer in trained.outer), "what is decided is waited for"
@@ -89,10 +84,10 @@ def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, fragments: int
     assert equal(trained.anchors)
 
 
-@given(seed=st.integers(1, 10**6), fragments=st.integers(1, 3))
-def test_nothing_is_lost_of_what_is_learned_meanwhile(seed: int, fragments: int) -> None:
+@given(seed=st.integers(1, 10**6))
+def test_nothing_is_lost_of_what_is_learned_meanwhile(seed: int) -> None:
     """One rank's anchor, at rate 1, goes to where it was: then nothing happens but training."""
-    alone = Ranks(1, **wandering(seed, fragments=fragments, mixing=None, base="dense", cf_range=(1, 2))).train(30)
+    alone = Ranks(1, **wandering(seed, mixing=None, base="dense", cf_range=(1, 2))).train(30)
     torch.testing.assert_close(alone.weights[0], averaged(1, 30))
 
 
@@ -155,17 +150,16 @@ def test_an_anchor_without_what_travels_is_that_of_the_last_round() -> None:
     compute=st.floats(1e-4, 10),
     coding=st.floats(0, 10),
     exchange=st.floats(0, 100),
-    fragments=st.integers(1, 8),
 )
 def test_a_delay_is_as_long_as_the_exchange_takes_and_at_most_half_a_round(
-    every: int, compute: float, coding: float, exchange: float, fragments: int
+    every: int, compute: float, coding: float, exchange: float
 ) -> None:
     one = Forecast(Candidate("hook", "topk", 10.0), 6.4, coding_s=coding, exchange_s=exchange)
-    waits, travels = delays(one, every, compute, "auto", fragments)
+    waits, travels = delays(one, every, compute, "auto")
     assert waits == 0 < travels <= every / 2
-    assert travels == every // 2 or travels * compute * fragments >= coding + exchange
-    assert delays(one, every, None, "auto", fragments) == delays(one, 1, compute, "auto") == (0,)
-    assert delays(one, every, compute, 7, fragments) == (7,)
+    assert travels == every // 2 or travels * compute >= coding + exchange
+    assert delays(one, every, None, "auto") == delays(one, 1, compute, "auto") == (0,)
+    assert delays(one, every, compute, 7) == (7,)
 
 
 def test_who_does_not_choose_gets_what_promises_more() -> None:
@@ -187,7 +181,7 @@ def test_delays_that_a_continued_run_had_stay_whatever_the_link_promises_now(cho
     made = [Candidate("outer", "topk", 8.0, 10, delay) for delay in ((3, 0) if chooses else (3,))]
     before = delays_by_candidate(made)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
-        how: tuple[Any, ...] = (0.2, "auto", True, 1, chooses, 2, before)
+        how: tuple[Any, ...] = (0.2, "auto", True, chooses, 2, before)
         auto = with_outer_candidates(Admission(bases), (10,), *how).forecasts
         fixed = with_outer_candidates(Admission(bases), (10,), 0.2, 7, True, checkpointed=before).forecasts
     found, given = ([forecast.candidate for forecast in forecasts] for forecasts in (auto, fixed))

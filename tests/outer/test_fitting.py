@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[], Ranks]] = {
         outer=functools.partial(OuterSGD, momentum=0.9),
         **FOUR_BITS,
     ),
-    "fragments": lambda: Ranks(1, every=4, fragments=2, samples=16, anchor_dtype="bfloat16", **FOUR_BITS),
+    "sgd": lambda: Ranks(1, every=4, **FOUR_BITS),
 }
 
 
@@ -101,14 +101,14 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
     ("path", "wrong", "said"),
     [
         (
-            ("fragments", 0, "anchors", "0.weight"),
+            ("anchor", "weights", "0.weight"),
             torch.ones(1),
-            r"outer/fragments/0/anchors/0\.weight: has shape \(1,\); ",
+            r"outer/anchor/weights/0\.weight: has shape \(1,\); ",
         ),
         (
-            ("fragments", 0, "own", "2.bias"),
+            ("anchor", "own", "2.bias"),
             torch.full((40,), torch.nan),
-            r"outer/fragments/0/own/2\.bias: .* not finite",
+            r"outer/anchor/own/2\.bias: .* not finite",
         ),
         (("ended",), -5, "outer/ended: is -5; it should be greater than or equal to 0"),
         (("compression",), 1, "outer/compression: this run expects no such entry"),

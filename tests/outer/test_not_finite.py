@@ -74,13 +74,13 @@ def copied(kept: Any) -> Any:
 def known(ranks: Ranks, rank: int) -> dict[str, torch.Tensor]:
     """All that a refused round must leave as it was."""
     outer = ranks.outer[rank]
-    names = {anchor: name for name, anchor in outer._anchors.items()}
+    names = {anchor: name for name, anchor in outer._anchor.weights.items()}
     momenta = {
         f"{key} of {names[anchor]}": one for anchor, kept in outer.outer.state.items() for key, one in kept.items()
     }
     buffers = {f"buffer {name}": anchor for name, anchor in outer._buffers.anchors.items()}
     residuals = {f"residual {name}": one for name, one in outer._engine.averager.residuals.by_name.items()}
-    return copied({**outer._anchors, **momenta, **buffers, **residuals})
+    return copied({**outer._anchor.weights, **momenta, **buffers, **residuals})
 
 
 def same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
@@ -97,11 +97,7 @@ LEAVE_ANCHORS: list[dict[str, Any]] = [
     FOUR_BITS,
     TOP_K,
     {**TOP_K, "make": batch_norm},
-    {**FOUR_BITS, "anchor_dtype": "bfloat16", "offload": True},
     {**DENSE, "make": batch_norm},
-    {**TOP_K, "anchor_dtype": "bfloat16"},
-    {**TOP_K, "offload": True},
-    {**TOP_K, "samples": 4},
 ]
 
 
@@ -109,8 +105,7 @@ LEAVE_ANCHORS: list[dict[str, Any]] = [
     ("settings", "host_looks"),
     [
         *((settings, False) for settings in LEAVE_ANCHORS),
-        *((settings, True) for settings in LEAVE_ANCHORS[:5]),
-        *(pytest.param(settings, True, marks=pytest.mark.long) for settings in LEAVE_ANCHORS[5:]),
+        *((settings, True) for settings in LEAVE_ANCHORS),
     ],
 )
 def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any], host_looks: bool) -> None:
@@ -132,7 +127,7 @@ def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any],
 
 
 @pytest.mark.parametrize("host_looks", [True, False])
-@pytest.mark.parametrize(("fragments", "delay", "every"), [(1, 2, 4), (3, 0, 4), (3, 2, 4), (2, 3, 3)])
+@pytest.mark.parametrize(("delay", "every"), [(2, 4), (0, 4), (3, 3)])
 @pytest.mark.parametrize(
     "cases",
     [
@@ -141,32 +136,18 @@ def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any],
     ],
     ids=len,
 )
-def test_fragments_and_delays_heal_too(
-    cases: list[tuple[int, float | None, Any]], fragments: int, delay: int, every: int, host_looks: bool
+def test_ranks_heal_behind_a_delay_too(
+    cases: list[tuple[int, float | None, Any]], delay: int, every: int, host_looks: bool
 ) -> None:
     for at, mixing, inner in cases:
         if mixing == 0 and delay == every:
             continue  # whatever a rank learns is overwritten just before it leaves
-        when = {"fragments": fragments, "delay": delay, "every": every, "mixing": mixing, "inner": inner}
+        when = {"delay": delay, "every": every, "mixing": mixing, "inner": inner}
         ranks = Hurting(2, nan_gradient(at), host_looks=host_looks, outer=MOMENTUM, **when, **FOUR_BITS).train(32)
-        assert 1 <= ranks.outer[0].skipped == ranks.outer[1].skipped <= 2 * fragments
+        assert 1 <= ranks.outer[0].skipped == ranks.outer[1].skipped <= 2
         assert equal(ranks.anchors)
         assert all(map(finite, [*ranks.anchors, *ranks.weights])), (when, at)
         assert ranks.warned
-
-
-def test_each_fragment_has_its_own_verdict() -> None:
-    """The rank is mended where its first fragment leaves, so that the others of this round are applied."""
-    ranks = Hurting(2, nan_gradient(at=7), every=6, fragments=3, outer=MOMENTUM, **TOP_K).train(7)
-    before = [known(ranks, rank) for rank in range(2)]
-    ranks.train(5)
-    first, *others = (list(fragment.anchors) for fragment in ranks.outer[0]._fragments)
-    for rank in range(2):
-        after = known(ranks, rank)
-        assert same({name: before[rank][name] for name in first}, {name: after[name] for name in first})
-        assert not any(torch.equal(before[rank][name], after[name]) for names in others for name in names)
-    assert [outer.skipped for outer in ranks.outer] == [1, 1]
-    assert equal(ranks.anchors)
 
 
 @pytest.mark.parametrize("host_looks", [True, False])
@@ -204,8 +185,8 @@ def test_warnings_name_round_rank_and_tensor() -> None:
     assert "rank 1 is a cause: some of its tensors are not finite: 0.weight" in by_rank[1][0]
     assert "exp_avg of 0.weight" in by_rank[1][0]
     assert "keeps its own weights" in by_rank[0][0]
-    two = Hurting(2, nan_gradient(at=9), every=3, fragments=2, inner=ADAMW, **FOUR_BITS).train(14)
-    assert any("round 3, fragment 1 of 2" in text and "the cause is rank 1" in text for text in two.warned)
+    two = Hurting(2, nan_gradient(at=9), every=3, inner=ADAMW, **FOUR_BITS).train(14)
+    assert any("round 3: " in text and "the cause is rank 1" in text for text in two.warned)
 
 
 def test_warnings_that_raise_leave_a_run_that_goes_on() -> None:
@@ -242,7 +223,7 @@ def test_nan_in_a_buffer_of_one_rank_is_replaced_and_its_weights_stay(
     assert all(map(finite, ranks.anchors)), "also the mean over the ranks whose buffer is finite"
     for rank in range(2):
         weights = [known(one, rank) for one in (ranks, unhurt)]
-        assert all(torch.equal(weights[0][name], weights[1][name]) for name in ranks.outer[rank]._anchors)
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in ranks.outer[rank]._anchor.weights)
     ranks.train(9)
     assert [outer.skipped for outer in ranks.outer] == [0, 0]
     assert all(map(finite, ranks.weights))
@@ -257,7 +238,7 @@ def overflowing(ranks: Hurting, rank: int) -> None:
     outer = ranks.outer[rank]
     with torch.no_grad():
         for name, weights in ranks.modules[rank].named_parameters():
-            weights.copy_(outer._anchors[name])
+            weights.copy_(outer._anchor.weights[name])
             weights.view(-1)[0] = -3e38
 
 
@@ -267,7 +248,7 @@ def diverging(ranks: Hurting, rank: int) -> None:
 
 @pytest.mark.parametrize("host_looks", [True, False])
 @pytest.mark.parametrize("hurt", [overflowing, diverging])
-@pytest.mark.parametrize("when", [{}, {"delay": 1}, {"fragments": 2}])
+@pytest.mark.parametrize("when", [{}, {"delay": 1}])
 def test_three_refused_rounds_on_end_raise_on_all_ranks_and_the_anchor_is_good(
     when: dict[str, Any], hurt: Hurt, host_looks: bool
 ) -> None:
@@ -347,25 +328,10 @@ def test_a_gain_that_is_not_finite_is_not_1() -> None:
     assert gain(0.0, 0.0) == 1.0
 
 
-def test_ranks_that_make_steps_by_speed_heal() -> None:
-    ranks = Hurting(2, lambda *_: None, every=6, by_speed=True, inner=ADAMW, outer=MOMENTUM, **FOUR_BITS)
-    ranks.at_speeds([0.1, 0.3]).train_rounds(3)
-    with torch.no_grad():
-        next(ranks.modules[1].parameters())[0, 0] = math.nan
-    with pytest.warns(RuntimeWarning, match="round 3"):
-        ranks.train_rounds(1)
-    ranks.train_rounds(3)
-    assert ranks.outer[0].steps_of_ranks == (9, 3)
-    assert [outer.skipped for outer in ranks.outer] == [1, 1]
-    assert equal(ranks.anchors)
-    assert all(map(finite, ranks.weights))
-
-
-@pytest.mark.parametrize("anchor_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("outer", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop])
-def test_other_outer_optimizers_are_left_as_they_were(outer: Any, anchor_dtype: str) -> None:
+def test_other_outer_optimizers_are_left_as_they_were(outer: Any) -> None:
     for host_looks in (True, False):
-        settings = {"every": 3, "outer": outer, "anchor_dtype": anchor_dtype, "host_looks": host_looks, **FOUR_BITS}
+        settings = {"every": 3, "outer": outer, "host_looks": host_looks, **FOUR_BITS}
         ranks = Hurting(2, nan_gradient(at=8), **settings).train(8)
         before = known(ranks, 0)
         ranks.train(1)

@@ -31,16 +31,15 @@ INNER: dict[str, Any] = {
 
 RUNS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "in fragments, late": {
-        "every": 6, "fragments": 2, "delay": 2, "base": topk, "controller": Static(cf=10), "cf_range": (10, 10),
+    "top-k, late": {
+        "every": 6, "delay": 2, "base": topk, "controller": Static(cf=10), "cf_range": (10, 10), "dense_below": 0,
+    },
+    "4 bits": {
+        "every": 5, "delay": 0, "base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100),
         "dense_below": 0,
     },
-    "by speed, rounded, in CPU memory": {
-        "every": 5, "delay": 0, "by_speed": True, "anchor_dtype": "bfloat16", "offload": True, "dense_below": 0,
-        "base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100),
-    },
 }  # fmt: skip
-"""Settings of outer steps; those by speed end after a number of rounds."""
+"""Settings of outer steps."""
 
 
 def loss_of(module: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
@@ -54,12 +53,11 @@ def train(rank: int, inner: str, steps: int, hurt: bool, **settings: Any) -> tup
     optimizer = INNER[inner](module.parameters())
     outer = OuterByHand(module, optimizer, **settings)
     losses = []
-    rounds = steps // 5 if settings.get("by_speed") else math.inf
-    while outer.rounds < rounds and (len(losses) < steps or rounds < math.inf):
+    for step in range(steps):
         optimizer.zero_grad()
-        loss = loss_of(module, len(losses), rank)
+        loss = loss_of(module, step, rank)
         loss.backward()
-        if hurt and rank == 1 and len(losses) == HURT:
+        if hurt and rank == 1 and step == HURT:
             next(module.parameters()).grad[0, 0] = math.nan  # type: ignore[index]
         losses.append(float(loss.detach()))
         optimizer.step()
@@ -76,7 +74,7 @@ def healed(
         with streams(rank) if gpu_streams else nullcontext(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             outer, module, losses = train(rank, inner, HURT + 1 + later, True, **RUNS[run])
-            outer.synchronize() if run != "by speed, rounded, in CPU memory" else None
+            outer.synchronize()
             with outer.synced():
                 anchor = flat(module)
             outer.state_dict()  # the host reads all verdicts
@@ -98,9 +96,9 @@ def healed(
     [
         (3, "defaults", False, ["adamw"], 100),
         (2, "defaults", True, ["momentum"], 100),
-        (3, "in fragments, late", False, ["adamw"], 100),
-        (2, "in fragments, late", True, ["adamw"], 100),
-        (2, "by speed, rounded, in CPU memory", False, ["momentum"], 100),
+        (3, "top-k, late", False, ["adamw"], 100),
+        (2, "top-k, late", True, ["adamw"], 100),
+        (2, "4 bits", False, ["momentum"], 100),
         *(
             pytest.param(world, run, gpu_streams, [*INNER], 200, marks=pytest.mark.long)
             for world, run, gpu_streams in itertools.product((2, 3), RUNS, (False, True))

@@ -29,14 +29,15 @@ def outer_of(module: torch.nn.Module, base: Compressor, cf: float, **settings: A
 
 
 DENSE, FOUR_BITS, TENTH = BASES
-SETTINGS: list[dict[str, Any]] = [{}, {"fragments": 2}, {"delay": 2}, {"anchor_dtype": "bfloat16"}]
+SETTINGS: list[dict[str, Any]] = [{}, {"delay": 2}]
 
 
 @pytest.mark.parametrize(
     ("base", "settings"),
     [
-        *zip((DENSE, FOUR_BITS, TENTH, FOUR_BITS), SETTINGS, strict=True),
-        (TENTH, {"fragments": 2, "delay": 2, "anchor_dtype": "bfloat16"}),
+        (DENSE, {}),
+        (FOUR_BITS, {}),
+        (TENTH, {"delay": 2}),
         *(pytest.param(base, settings, marks=pytest.mark.long) for base in BASES for settings in SETTINGS),
     ],
     ids=str,
@@ -55,29 +56,24 @@ def test_the_host_waits_for_no_verdict(base: tuple[Compressor, float], settings:
             outer.step()
     assert not seen.waits
     assert executor.host_waits == 1, "where the round begins, for what the device was given a round ago"
-    assert seen.copies == ["copy_: npy -> cpu"] * settings.get("fragments", 1), "a verdict of each fragment"
+    assert seen.copies == ["copy_: npy -> cpu"], "the verdict"
 
 
 @pytest.mark.filterwarnings("ignore:gravac. round")
-@pytest.mark.parametrize(
-    ("fragments", "spoilt"),
-    [(1, True), (2, False), *(pytest.param(*case, marks=pytest.mark.long) for case in [(1, False), (2, True)])],
-)
-def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(fragments: int, spoilt: bool) -> None:
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(spoilt: bool) -> None:
     device = FakeDevice()
     read, read_verdicts = [0], Rounds._read_flags
 
     def looked_at(rounds: Rounds, newest: int) -> None:
-        there: Any = [
-            pending.finite_flags_on_host for _, pending in rounds._unread_fragments if pending.round_number <= newest
-        ]
+        there: Any = [pending.finite_flags_on_host for pending in rounds._unread if pending.round_number <= newest]
         device.access(HOST, _places([copy._tensor for copy in there]), set(), "the host reads verdicts")
         read[0] += len(there)
         read_verdicts(rounds, newest)
 
     with device, mock.patch.object(Rounds, "_read_flags", looked_at):
         module = torch.nn.ParameterList([torch.zeros(8, 16) for _ in range(4)])
-        outer = outer_of(module, topk, 10.0, executor=StreamExecutor(Alike(device), device), fragments=fragments)
+        outer = outer_of(module, topk, 10.0, executor=StreamExecutor(Alike(device), device))
         for step in range(6 * EVERY):
             with torch.no_grad():
                 for parameter in module:
@@ -85,5 +81,5 @@ def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(fra
             outer._rounds.send_due(0.1)
             outer._rounds._finish_due()
     assert device.errors == []
-    assert read[0] == 4 * fragments
-    assert outer.skipped == (2 * fragments if spoilt else 0)
+    assert read[0] == 4
+    assert outer.skipped == (2 if spoilt else 0)

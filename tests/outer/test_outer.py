@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outer steps of ranks in memory: what they come to, when exchanged, saved or taken up by other ranks."""
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -21,9 +20,7 @@ from gravac import (
     topk,
 )
 from gravac.candidate import Candidate, Forecast
-from gravac.exchange.lockstep import Lockstep
 from gravac.modes.outer.candidates import outer_efficiency
-from gravac.modes.outer.rounds import sending_steps
 from gravac.modes.outer.sgd import OuterSGD
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import (
@@ -59,43 +56,33 @@ def test_an_outer_step_of_rate_1_goes_to_the_mean_of_the_ranks_weights() -> None
         torch.testing.assert_close(weights, mean)
 
 
-@example(ranks=3, every=4, fragments=3, delay=2, mixing=0.5)
-@example(ranks=2, every=3, fragments=1, delay=5, mixing=None)
-@example(ranks=2, every=5, fragments=4, delay=5, mixing=0.0)
+@example(ranks=3, every=4, delay=2, mixing=0.5)
+@example(ranks=2, every=3, delay=5, mixing=None)
+@example(ranks=2, every=5, delay=5, mixing=0.0)
 @given(
     ranks=st.integers(1, 3),
     every=st.integers(1, 7),
-    fragments=st.integers(1, 4),
     delay=st.integers(0, 5),
     mixing=st.sampled_from([None, 0.0, 0.5]),
 )
-def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, fragments: int, delay: int, mixing: float) -> None:
-    when = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
+def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, delay: int, mixing: float | None) -> None:
+    when = {"every": every, "delay": delay, "mixing": mixing}
     trained = Ranks(ranks, outer=MOMENTUM, **when, **FOUR_BITS).train(16)
     assert equal(trained.anchors)
     assert trained.outer[0].rounds == 16 // every
     trained.synchronize()
     assert equal(trained.anchors)
-    assert fragments > 1 or mixing or equal(trained.weights)
+    assert mixing or equal(trained.weights)
 
 
-@pytest.mark.parametrize(("every", "fragments", "delay"), [(4, 1, 2), (3, 1, 3), (2, 1, 5), (5, 3, 2)])
-def test_nothing_is_lost_of_what_is_learned_behind_a_delay(every: int, fragments: int, delay: int) -> None:
+@pytest.mark.parametrize(("every", "delay"), [(4, 2), (3, 3), (2, 5), (5, 2)])
+def test_nothing_is_lost_of_what_is_learned_behind_a_delay(every: int, delay: int) -> None:
     """One rank's anchor, at rate 1, goes to where it was: then nothing happens but training."""
-    when = {"every": every, "fragments": fragments, "delay": delay, "mixing": None}
+    when = {"every": every, "delay": delay, "mixing": None}
     alone = averaged(1, 20)
     torch.testing.assert_close(Ranks(1, **when).train(20).weights[0], alone)
     lost = Ranks(1, **{**when, "mixing": 0.0}).train(20).weights[0]
     assert not torch.allclose(lost, alone)
-
-
-@given(length=st.integers(1, 200), number=st.integers(1, 12))
-def test_every_fragment_leaves_once_and_the_last_at_the_end(length: int, number: int) -> None:
-    steps = sending_steps(length, number)
-    assert len(steps) == number
-    assert steps == sorted(steps)
-    assert steps[0] >= 1
-    assert steps[-1] == length
 
 
 def test_synced_puts_back_what_a_rank_has() -> None:
@@ -113,17 +100,10 @@ def test_what_was_not_sent_is_sent_later() -> None:
     start = flat(network())
     moved = start - trained.anchors[0]  # the sum of all means that came
     residuals = [outer._engine.averager.residuals.by_name for outer in trained.outer]
-    names = [*trained.outer[0]._fragments[0].anchors]
+    anchor = trained.outer[0]._anchor.weights
     left = torch.stack(
         [
-            torch.cat(
-                [
-                    one[name].flatten()
-                    if name in one
-                    else torch.zeros_like(trained.outer[0]._fragments[0].anchors[name]).flatten()
-                    for name in names
-                ]
-            )
+            torch.cat([one.get(name, torch.zeros_like(weight)).flatten() for name, weight in anchor.items()])
             for one in residuals
         ]
     ).mean(0)
@@ -212,7 +192,7 @@ def test_weights_of_sixteen_bit_have_anchors_of_thirty_two() -> None:
     trained.lockstep.run()
     for outer in trained.outer:
         outer.arrive()
-    assert {anchor.dtype for anchor in trained.outer[0]._fragments[0].anchors.values()} == {torch.float32}
+    assert {weight.dtype for weight in trained.outer[0]._anchor.weights.values()} == {torch.float32}
     assert equal(trained.weights)
 
 
@@ -236,7 +216,6 @@ def test_goodput_chooses_how_often_too_and_alike_on_all_ranks() -> None:
         ({"every": 0}, r"every.*give a number of steps, such as 10"),
         ({"every": (20, 10)}, r"every.*the lowest and the highest"),
         ({"every": True}, r"every.*give a number of steps"),
-        ({"fragments": 0}, r"fragments"),
         ({"delay": -1}, r"delay"),
         ({"delay": "soon"}, r"delay.*'auto'"),
         ({"mixing": 1.0}, r"mixing"),
@@ -253,8 +232,8 @@ def test_wrong_settings_are_named(settings: dict[str, Any], said: str) -> None:
 
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
-    with pytest.raises(ValueError, match="module: it has 6 parameters to train, too few for 7 fragments"):
-        Ranks(1, fragments=7)
+    with pytest.raises(ValueError, match="module: it has no parameters to train; give a module of which some"):
+        Ranks(1, make=lambda: network().requires_grad_(False))
     with pytest.raises(
         ValueError, match=r"local_buffers: .bn. is neither a buffer .*; buffers of the module: 1.running_mean"
     ):
@@ -271,10 +250,6 @@ def test_a_state_of_something_else_is_refused() -> None:
     state = one.state_dict()
     with pytest.raises(SettingsError, match="outer: the state is of ranks that do not train apart"):
         Ranks(1, every=2, **FOUR_BITS).outer[0].load_state_dict({k: v for k, v in state.items() if k != "outer"})
-    with pytest.raises(
-        SettingsError, match=r"fragments: the state has 1 fragments with 6 parameters, and this run has 2 with 6"
-    ):
-        Ranks(1, every=2, fragments=2, **FOUR_BITS).outer[0].load_state_dict(state)
     with pytest.raises(SettingsError, match="base"):
         Ranks(1, every=2).outer[0].load_state_dict(state)
     assert isinstance(one.compressor, AdaptiveCompressor)
@@ -317,33 +292,3 @@ def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_mor
     assert outer_efficiency(lossy, every, delay + more, world).efficiency <= own
     assert outer_efficiency(lossy, every, delay, world + more).efficiency <= own
     assert own <= loss * outer_efficiency(dense, every, delay, world).efficiency + 1e-4
-
-
-def bytes_of_steps(fragments: int, every: int = 40) -> list[int]:
-    """Bytes that rank 0 of two sends in each step of the second round: 64 matrices, 4 bits."""
-    lockstep = Lockstep(2)
-    torch.manual_seed(0)
-    start = [torch.randn(128, 128) for _ in range(64)]
-    modules = [torch.nn.ParameterList(one.clone() for one in start) for _ in range(2)]
-    settings: dict[str, Any] = {**FOUR_BITS, "cf_range": (1, 100), "every": every, "delay": 0, "fragments": fragments}
-    outer = [
-        OuterByHand(module, torch.optim.SGD(module.parameters()), executor=executor, **settings)
-        for module, executor in zip(modules, lockstep.executors, strict=True)
-    ]
-    sent = [0]
-    for _ in range(2 * every):
-        for module, one in zip(modules, outer, strict=True):
-            for parameter in module:
-                parameter.data.add_(torch.randn(128, 128), alpha=0.01)
-            one.leave()
-        lockstep.run()
-        for one in outer:
-            one.arrive()
-        sent.append(outer[0].ledger.wire_bytes)
-    return [after - before for before, after in itertools.pairwise(sent)][every:]
-
-
-def test_fragments_spread_a_rounds_bytes_over_its_steps() -> None:
-    sent = bytes_of_steps(fragments=4)
-    assert [step + 1 for step, one in enumerate(sent) if one] == [10, 20, 30, 40]
-    assert (sum(sent), max(sent)) == (540_792, 135_264)

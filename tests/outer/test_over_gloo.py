@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gravac import Goodput, SettingsError, checkpoint
+from gravac import Goodput, checkpoint
 from gravac.exchange.group import ExchangeError
 from gravac.modes.outer.sgd import OuterSGD
 from tests.outer.by_hand import OuterByHand
-from tests.outer.ranks import FOUR_BITS, SGD, Ranks, at_speed, equal, flat, inner_step, network
+from tests.outer.ranks import FOUR_BITS, SGD, Ranks, equal, flat, inner_step, network
 from tests.ranks import processes
 
 
@@ -50,11 +50,11 @@ def anchored(rank: int, world: int, settings: dict[str, Any]) -> tuple[list[torc
     return found, history, rounds
 
 
-@pytest.mark.parametrize("how", ["waits", "in turns, late", "decides", "decides how late"])
+@pytest.mark.parametrize("how", ["waits", "late", "decides", "decides how late"])
 def test_anchors_and_decisions_are_the_same_on_all_ranks(how: str) -> None:
     settings: dict[str, Any] = {
         "waits": {"every": 4, **FOUR_BITS},
-        "in turns, late": {"every": 5, "fragments": 3, "delay": 2, "mixing": 0.5, **FOUR_BITS},
+        "late": {"every": 5, "delay": 2, "mixing": 0.5, **FOUR_BITS},
         "decides": {"every": (1, 10), "controller": Goodput(trial=5, window=5), "delay": 1},
         "decides how late": {"every": (1, 10), "controller": Goodput(trial=5, window=5), "delay": "auto"},
     }[how]
@@ -113,7 +113,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
     group = dist.new_group(timeout=timedelta(seconds=5))
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterByHand(module, inner, every=3, delay=0, by_speed=True, dense_below=0, process_group=group, **FOUR_BITS)
+    outer = OuterByHand(module, inner, every=3, delay=0, dense_below=0, process_group=group, **FOUR_BITS)
     while outer.rounds < 4:
         inner_step(module, inner, outer.rounds, rank)
         outer.step()
@@ -134,7 +134,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
 def fewer(rank: int, world: int, folder: Path) -> list[torch.Tensor]:
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterByHand(module, inner, every=3, delay=0, by_speed=True, dense_below=0, **FOUR_BITS)
+    outer = OuterByHand(module, inner, every=3, delay=0, dense_below=0, **FOUR_BITS)
     checkpoint.load(folder, outer)
     found = [flat(module)]
     while outer.rounds < 7:
@@ -177,44 +177,3 @@ def left_alone(rank: int, world: int, folder: Path) -> str:
 def test_a_rank_that_stops_is_named_and_ends_the_others(tmp_path: Path) -> None:
     said, _ = processes(left_alone, 2, tmp_path)
     assert "gravac: step 2 (since step 0), exchange of " in said
-
-
-def at_speeds(rank: int, world: int, seconds: list[float]) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """A rank that is slow by its clock, and another that is by its sleep."""
-    module = network()
-    inner = SGD(module.parameters())
-    outer = OuterByHand(module, inner, every=6, fragments=2, delay=2, by_speed=True, dense_below=0, **FOUR_BITS)
-    at_speed(outer, seconds[rank])
-    step = 0
-    while outer.rounds < 5:
-        inner_step(module, inner, step, rank)
-        outer.step()
-        step += 1
-        time.sleep(0.003 * (rank == 0))
-    outer.synchronize()
-    with outer.synced():
-        found = flat(module), outer.steps_of_ranks
-    outer.close()
-    return found
-
-
-def test_ranks_make_their_shares_over_a_network_whatever_is_late() -> None:
-    """Rank 0 is late at every exchange, and makes its share of the steps all the same."""
-    (first, shares), *others = processes(at_speeds, 3, [0.1, 0.1, 0.4])
-    assert shares == (8, 8, 2)
-    for weights, same in others:
-        assert torch.equal(first, weights)
-        assert same == shares
-
-
-def forgetful(rank: int, world: int) -> str:
-    module = network()
-    with pytest.raises(SettingsError) as failure:
-        OuterByHand(module, SGD(module.parameters()), every=3, samples=16 if rank else None)
-    dist.barrier()
-    return str(failure.value)
-
-
-def test_a_rank_without_samples_is_told_of_at_once() -> None:
-    said = processes(forgetful, 2)
-    assert said == ["outer.samples: rank 0 has not set, rank 1 has set; give every rank the same"] * 2

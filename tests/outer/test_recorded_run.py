@@ -24,7 +24,7 @@ def test_a_run_tells_when_it_exchanges(tmp_path: Path) -> None:
     run = record(tmp_path / "often", 120, every=(1, 5))
     settings = run.settings
     assert settings["every"] == "(1, 5)"
-    assert (settings["outer.fragments"], settings["outer.delay"], settings["outer.mixing"]) == (1, 0, 0.5)
+    assert (settings["outer.delay"], settings["outer.mixing"]) == (0, 0.5)
     assert {forecast.candidate.every for forecast in run.forecasts} == {1, 2, 5}
     assert {forecast.candidate.every for forecast in record(tmp_path / "always", 8, every=1).forecasts} == {1}
 

@@ -28,7 +28,7 @@ DECIDES: dict[str, Any] = {"base": "ladder", "cf_range": (2, 1000), "every": (1,
 def offering(steps: int) -> Any:
     """Have exchanges travel behind none, or so many steps: in memory no link is probed."""
 
-    def delays(one: Forecast, every: int, compute_s: float | None, delay: Any, fragments: int = 1) -> tuple[int, ...]:
+    def delays(one: Forecast, every: int, compute_s: float | None, delay: Any) -> tuple[int, ...]:
         assert delay == "auto"
         return (0, min(steps, every // 2)) if compute_s and every > 1 else (0,)
 
@@ -115,7 +115,7 @@ def test_what_is_saved_before_the_first_step_after_a_load_is_what_was_loaded() -
         assert twice["controller_state"] == state["controller_state"]
         assert twice["compute_s"] == state["compute_s"]
         assert twice["candidates"] == state["candidates"]
-        for part in ("phase", "ended", "steps", "in_round", "every", "delay", "shares"):
+        for part in ("phase", "ended", "steps", "in_round", "every", "delay"):
             assert twice["outer"][part] == state["outer"][part]
 
 

@@ -116,7 +116,7 @@ def test_a_run_says_when_where_and_with_which_versions_it_began(tmp_path: Path) 
 
 def test_a_file_without_what_newer_versions_add_is_read(tmp_path: Path) -> None:
     candidate = {"mode": "hook", "compressor": "ladder", "cf": 10.24, "every": 1, "delay": 0}
-    run: dict[str, Any] = {"kind": "run", "version": 6, "settings": {}, "world_size": 2}
+    run: dict[str, Any] = {"kind": "run", "version": 7, "settings": {}, "world_size": 2}
     run["forecasts"] = [{"candidate": candidate, "wire_ratio": 9.5}]
     numbers = dict.fromkeys(("gain", "gain_low", "gain_high", "t_system", "t_compression"))
     decision = {"kind": "decision", "step": 3, "changed": True, "phase": "", "reason": "why", **candidate, **numbers}
@@ -161,7 +161,7 @@ def test_candidates_come_back_as_the_data_they_are(
     path = tmp_path_factory.mktemp("run") / "run.jsonl"
     run = RunRecord({"window": 20}, 2, admitted, less, tuple(one.candidate.cf for one in admitted))
     write(path, run)
-    assert '"version":6' in path.read_text(encoding="utf-8")
+    assert '"version":7' in path.read_text(encoding="utf-8")
     (read,) = read_jsonl(path)
     assert isinstance(read, RunRecord)
     assert replace(read, begun="", host="", versions={}) == run
@@ -183,16 +183,16 @@ def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> No
     [
         (
             '{"kind":"run","settings":{},"world_size":2}',
-            "line 1: .* version: None cannot be read; this gravac reads version 6",
+            "line 1: .* version: None cannot be read; this gravac reads version 7",
         ),
         (
             '{"kind":"run","version":9,"settings":{},"world_size":2}',
-            "line 1: .* version: 9 cannot be read; this gravac reads version 6",
+            "line 1: .* version: 9 cannot be read; this gravac reads version 7",
         ),
-        ('{"kind":"run","version":6,"settings":{},"world_size":2,"forecasts":["topk 10x"]}', "line 1: not a record"),
-        ('{"kind":"run","version":6,"settings":{},"world_size":2,"forecasts":[{"cf":2}]}', "line 1: not a record"),
+        ('{"kind":"run","version":7,"settings":{},"world_size":2,"forecasts":["topk 10x"]}', "line 1: not a record"),
+        ('{"kind":"run","version":7,"settings":{},"world_size":2,"forecasts":[{"cf":2}]}', "line 1: not a record"),
         (
-            '{"kind":"run","version":6,"settings":{},"world_size":2,"dropped":[{"forecast":{"candidate":{"mode":"hook",'
+            '{"kind":"run","version":7,"settings":{},"world_size":2,"dropped":[{"forecast":{"candidate":{"mode":"hook",'
             '"compressor":"topk","cf":2},"wire_ratio":1},"cause":"dislike","other":{"candidate":{"mode":"hook",'
             '"compressor":"dense","cf":1},"wire_ratio":1},"ratio":1}]}',
             "line 1: not a record of gravac: dropped/0/cause: 'dislike': Input should be 'same_bytes', 'not_fewer",

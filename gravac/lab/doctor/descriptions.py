@@ -16,12 +16,6 @@ from gravac.lab.mesh import Mesh, parse_mesh
 EXAMPLE_PARAMETERS = 100e6
 """Number of parameters of an example model: the advice says how long its exchange takes at the measured bandwidth."""
 
-MEMORY_SETTINGS = (
-    'OuterSettings(anchor_dtype="bfloat16") halves the anchor, offload=True keeps it in CPU memory, fragments=8 sends '
-    "an eighth of the model at a time"
-)
-"""Text about settings that reduce the memory of outer steps."""
-
 
 def describe_facts(facts: Facts, check: Check | None) -> str:
     """Return a text with a line for each fact, and for the result of the check.
@@ -102,7 +96,6 @@ def describe_memories(
     for memory in memories:
         lines.append(f"  {memory.mode if memory.mode != previous_mode else '':<7} {describe_memory(memory, elements)}")
         previous_mode = memory.mode
-    lines.append(f"  {'':<7} {MEMORY_SETTINGS}")
     return "\n".join(lines)
 
 

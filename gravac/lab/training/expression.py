@@ -79,7 +79,7 @@ def settings(text: str) -> dict[str, Any]:
             return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     except (SyntaxError, ValueError):
         pass
-    raise ValueError(f"{text!r}: settings need names; write name=value, such as (every=10, fragments=2)")
+    raise ValueError(f"{text!r}: settings need names; write name=value, such as (every=10, delay=2)")
 
 
 def _compressor_of_node(node: ast.expr) -> Compressor:

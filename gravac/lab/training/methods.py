@@ -40,7 +40,6 @@ from typing import Any
 from pydantic import Field
 
 from gravac import AdaptiveCompressor, Static
-from gravac.attaching import refuse_unequal_ranks
 from gravac.candidate import Span
 from gravac.compressors import Compressor, dense, ladder
 from gravac.lab.training.expression import compressor, controller, settings
@@ -199,10 +198,6 @@ class Method:
                 f"method: {self.text!r} cannot train a model in shards; on a mesh use {', '.join(TORCH_DENSE_METHODS)} "
                 "(torch's own HSDP), a compressor at a CF such as quantize(4), or adaptive"
             )
-        try:
-            refuse_unequal_ranks(self.modes.outer)
-        except SettingsError as error:
-            return f"method: {self.text!r}: {error}"
         return None
 
     @classmethod

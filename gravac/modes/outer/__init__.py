@@ -8,9 +8,9 @@
    anchor. (Averaging weights, local SGD, is the special case of an outer learning rate of 1.)
 
 ``outer_steps.py`` has the outer steps of one rank, which ``gravac.modes.switch`` uses. ``rounds.py`` runs rounds (H
-steps and the exchange after them), and ``round_state.py`` has their state. ``fragments.py`` and ``buffers.py`` compute
-the tensors that ranks exchange, and ``anchors.py`` stores anchors. ``shares.py`` computes each rank's number of steps
-and weight in a round, and ``sgd.py`` has the default outer optimizer. ``candidates.py`` makes a controller's
-candidates: how often to exchange, with which compressor, at which CF. ``starting.py`` checks what must be the same on
-all ranks, ``not_finite.py`` handles means that are not finite, and ``fitting.py`` checks saved states.
+steps and the exchange after them), and ``round_state.py`` has their state. ``anchor.py`` has the anchor, and computes
+pseudo-gradients; ``buffers.py`` does so for the model's buffers. ``sgd.py`` has the default outer optimizer.
+``candidates.py`` makes a controller's candidates: how often to exchange, with which compressor, at which CF.
+``starting.py`` checks what must be the same on all ranks, ``not_finite.py`` handles means that are not finite, and
+``fitting.py`` checks saved states.
 """

@@ -37,10 +37,6 @@ from gravac.exchange.executor import Job
 from gravac.exchange.reading import HostCopy
 from gravac.modes.equalizing import gather_texts
 
-WEIGHT_TOLERANCE = 1e-5
-"""Relative rounding error of a sum of all ranks' weights, which is their number: the element is finite on all ranks."""
-
-
 LARGEST_BASE = 1e30
 """Largest anchor from which differences are sent. A larger anchor, such as the first value of a running minimum, would
 absorb what ranks have; then ranks send the elements themselves."""
@@ -71,7 +67,7 @@ class _Group:
         buffers: this rank's elements when they were sent; NaN for a buffer that has another shape than its anchor.
         sums: this rank's differences of finite elements, divided by the number of ranks, and, in the first group, this
             rank's ``Flags``; then the sums over the ranks.
-        counts: weight of this rank if the element is finite, otherwise 0; and sign of an infinity, otherwise 0:
+        counts: 1 if the element is finite on this rank, otherwise 0; and sign of an infinity, otherwise 0:
             ``[2, elements]``; then their sums over the ranks. ``None`` if ranks do not count.
     """
 
@@ -92,7 +88,6 @@ class BufferExchange:
     Args:
         anchors: buffers as all ranks had them after the last round, by name; at least one.
         buffers: this rank's buffers, by the same names; copied.
-        weight: factor on this rank's elements, 1 on average over the ranks.
         engine: runs the exchange.
 
     Attributes:
@@ -109,7 +104,6 @@ class BufferExchange:
         self,
         anchors: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
-        weight: float,
         engine: Engine,
     ) -> None:
         self.anchors = dict(anchors)
@@ -118,7 +112,7 @@ class BufferExchange:
         self.flags_on_host: HostCopy | None = None
         self.reshaped_names: list[str] = []
         self.misfit_name = ""
-        self._weight, self._engine, self._world = weight, engine, engine.executor.world
+        self._engine, self._world = engine, engine.executor.world
         is_reshaped = {name: buffer.shape != anchors[name].shape for name, buffer in buffers.items()}
         self._reshaped_buffers = {name: buffer.clone() for name, buffer in buffers.items() if is_reshaped[name]}
         self._groups = self._make_groups(
@@ -226,7 +220,7 @@ class BufferExchange:
                 ]
             )
             differences = _bases(anchors) - buffers
-            sums = torch.where(buffers.isfinite(), differences, 0.0) * self._weight / self._world
+            sums = torch.where(buffers.isfinite(), differences, 0.0) / self._world
             groups.append(_Group({name: flat.numel() for name, flat in flat_anchors.items()}, anchors, buffers, sums))
         differ = torch.stack([_differ(group.buffers, group.anchors).any() for group in groups]).any()
         flags = torch.stack([differ, torch.full_like(differ, bool(self._reshaped_buffers))])
@@ -236,9 +230,9 @@ class BufferExchange:
     def _count(self) -> None:
         """Set ``counts`` of all groups to this rank's."""
         for group in self._groups:
-            weights = (group.buffers.isfinite() * self._weight).to(group.buffers)
+            is_finite = group.buffers.isfinite().to(group.buffers)
             signs = torch.where(group.buffers.isinf(), group.buffers.sign(), 0.0)
-            group.counts = torch.stack([weights, signs])
+            group.counts = torch.stack([is_finite, signs])
 
     def new_anchors(self) -> dict[str, torch.Tensor]:
         """Return the elements of all new anchors, flat, in row-major order, by name; also of anchors that stay."""
@@ -251,11 +245,10 @@ class BufferExchange:
         anchors, differences = group.anchors, group.sums[: group.anchors.numel()]
         no_mean = anchors
         if group.counts is not None and self.has_counts:
-            weights, signs = group.counts
-            everywhere = (weights - self._world).abs() <= WEIGHT_TOLERANCE * self._world
-            differences = differences * torch.where(everywhere, 1.0, self._world / weights)
+            finite_ranks, signs = group.counts
+            differences = differences * (self._world / finite_ranks)
             no_mean = torch.where(signs.abs() == self._world, signs * torch.inf, anchors)
-            has_mean = weights > 0
+            has_mean = finite_ranks > 0
         else:
             has_mean = anchors.isfinite()
         largest = torch.finfo(anchors.dtype).max  # a mean of finite numbers is finite, although their sum may overflow

@@ -89,14 +89,11 @@ class Buffers:
 
     # an exchange
 
-    def send(
-        self, engine: Engine, weight: float = 1.0, local_fraction: float = 0.0, looks: bool = False
-    ) -> BufferExchange | None:
+    def send(self, engine: Engine, local_fraction: float = 0.0, looks: bool = False) -> BufferExchange | None:
         """Start to exchange the buffers; return the exchange, or ``None`` if the module has no buffers to average.
 
         Args:
             engine: runs the exchange.
-            weight: factor on this rank's elements, 1 on average over the ranks.
             local_fraction: fraction of each buffer that the rank keeps when it applies the anchors, in [0, 1).
             looks: whether to look for unusual buffers in any case, see ``Flags``.
 
@@ -108,7 +105,7 @@ class Buffers:
         if not buffers:
             return None
         self._reads = engine.executor
-        self._exchange = BufferExchange(self.anchors, buffers, weight, engine)
+        self._exchange = BufferExchange(self.anchors, buffers, engine)
         self._exchange.send(Flags(True, True) if looks else self._expected_flags)
         return self._exchange
 

@@ -60,7 +60,6 @@ def with_outer_candidates(
     compute_s: float | None,
     delay: Delay,
     keep_dominated: bool,
-    fragments: int = 1,
     chooses: bool = True,
     world: int = MEASURED_WORLD,
     checkpointed: DelaysByCandidate = NO_DELAYS,
@@ -78,7 +77,6 @@ def with_outer_candidates(
         delay: steps that an exchange is in flight; ``"auto"`` makes two candidates, with and without a delay, between
             which a controller chooses.
         keep_dominated: whether to keep also candidates that no controller would choose.
-        fragments: number of fragments that the model is exchanged in.
         chooses: whether the controller can choose between candidates that differ only in ``every`` and delay. If not,
             only the most promising of such candidates stays.
         world: number of ranks.
@@ -92,7 +90,7 @@ def with_outer_candidates(
         if step_count == 1:
             continue
         for forecast in admission.forecasts:
-            measured_delays = delays(forecast, step_count, compute_s, delay, fragments)
+            measured_delays = delays(forecast, step_count, compute_s, delay)
             candidate_delays = delays_if_continued(fixed_delays, forecast, step_count, measured_delays)
             outer_forecasts = [
                 forecast_at_every(forecast, step_count, compute_s, delay_steps, world)
@@ -161,17 +159,14 @@ def delays_if_continued(
     return checkpointed_delays or tuple(max(longest_delay, delay) if delay else 0 for delay in measured_delays)
 
 
-def delays(
-    forecast: Forecast, every: int, compute_s: float | None, delay: Delay, fragments: int = 1
-) -> tuple[int, ...]:
+def delays(forecast: Forecast, every: int, compute_s: float | None, delay: Delay) -> tuple[int, ...]:
     """Return the delays that a candidate of outer steps may have, in steps, ascending.
 
     Args:
         forecast: forecast of the candidate's compressor and CF, for an exchange in each step.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: number of steps; ``"auto"``: 0, and as many as a fragment's exchange takes, at most half of ``every``.
-        fragments: number of fragments that the model is exchanged in.
+        delay: number of steps; ``"auto"``: 0, and as many as the exchange takes, at most half of ``every``.
 
     Example:
         >>> from gravac.candidate import Candidate
@@ -184,7 +179,7 @@ def delays(
     longest_delay = int(MAX_DELAY_FRACTION * every)
     if not longest_delay or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
         return (0,)
-    exchange_steps = DELAY_MARGIN * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
+    exchange_steps = DELAY_MARGIN * (forecast.coding_s + forecast.exchange_s) / compute_s
     return (0, min(longest_delay, max(1, math.ceil(exchange_steps))))
 
 

@@ -5,16 +5,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from gravac.checkpoint.fitting import check_names, check_tensors, copy_state
 from gravac.checkpoint.fitting_optimizer import check_optimizer
 from gravac.modes.outer.round_state import RoundState
-from gravac.ranges import Count, Fraction, Seconds
+from gravac.ranges import Count, Fraction
 from gravac.saved import DenseTensor, FiniteTensor, load_fields, misfit
 from gravac.settings import SettingsError
 from gravac.sources.local_model import optimizer_of_user
@@ -24,39 +23,22 @@ LoadIntoOptimizer = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], No
 
 
 @dataclass(frozen=True, slots=True)
-class SharesState:
-    """Speeds of the ranks in outer steps, as ``Shares.state_dict`` returns them.
+class AnchorState:
+    """State of the anchor in outer steps, as ``Anchor.state_dict`` returns it.
 
     Attributes:
-        seconds: seconds that a step takes on each rank, by rank; empty if not known yet.
-        samples: samples that a step uses on each rank, by rank; empty if not known yet.
-        own: this rank's seconds (median of the last round) and samples of a step; empty before the first round ends.
-    """
-
-    seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
-    samples: tuple[Seconds, ...]
-    own: tuple[Seconds, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentState:
-    """State of a fragment (a part of the model that is exchanged by itself) in outer steps.
-
-    ``Fragment.state_dict`` returns this state.
-
-    Attributes:
-        anchors: weights after the last exchange, the same on all ranks, by parameter name.
+        weights: weights after the last exchange, the same on all ranks, by parameter name.
         own: this rank's weights, by parameter name.
-        due: earliest step of this rank, by number, at which it applies the anchors to its weights; ``None``: nothing is
+        due: earliest step of this rank, by number, at which it applies the anchor to its weights; ``None``: nothing is
             to be applied.
         left: this rank's weights when its pseudo-gradient was sent, by parameter name; may be empty.
-        keeps: k, in [0, 1): when the rank applies the anchors, its weights become k * weights + (1 - k) * anchors.
-        applied: whether the newest mean of pseudo-gradients was applied to the anchors.
+        keeps: k, in [0, 1): when the rank applies the anchor, its weights become k * weights + (1 - k) * anchor.
+        applied: whether the newest mean of pseudo-gradients was applied to the anchor.
     """
 
     __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
-    anchors: dict[str, FiniteTensor]
+    weights: dict[str, FiniteTensor]
     own: dict[str, FiniteTensor]
     due: Count | None
     left: dict[str, FiniteTensor]
@@ -93,16 +75,16 @@ class RefusalsState:
         counted_from: number of the first round that may appear in ``on_end``: 0, or the round in which gravac last
             raised an error because ``on_end`` was too long.
         on_end: numbers of the newest consecutive rounds in which no mean was applied.
-        refused: numbers of the newest few rounds in which at least one mean was not applied.
-        verdicts: an entry ``(round, applied)`` for each round that has not been counted yet. ``round`` is the round's
-            number; ``applied`` has a bool for each mean that has arrived: whether the mean was applied.
+        refused: numbers of the newest few rounds whose mean was not applied.
+        verdicts: an entry ``(round, applied)`` for each round that has not been counted yet: the round's number, and
+            whether its mean was applied.
     """
 
     skipped: Count
     counted_from: Count
     on_end: tuple[Count, ...]
     refused: tuple[Count, ...]
-    verdicts: tuple[tuple[Count, tuple[bool, ...]], ...]
+    verdicts: tuple[tuple[Count, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,47 +99,29 @@ class OuterState:
     in_round: Count
     every: Count
     delay: Count
-    shares: SharesState | None
-    fragments: tuple[FragmentState, ...]
+    anchor: AnchorState
     buffers: BuffersState
     optimizer: dict[str, Any]
     inner: tuple[dict[str, Any], ...]
     refusals: RefusalsState
 
 
-def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
-    """Check that a saved state of outer steps fits the present model, optimizers and number of fragments.
+def check_outer(dumped: Any, current: RoundState) -> None:
+    """Check that a saved state of outer steps fits the present model and optimizers.
 
     Args:
         dumped: the state, as ``RoundState.dump`` returned it.
         current: state that ``dumped`` is to replace.
-        world: number of ranks that saved the state; ``None``: the ranks' step times and samples (``Shares``) are not to
-            be restored, and are not checked.
 
     Raises:
         SettingsError: the state does not fit; the message has the path of the field that is wrong.
     """
     state = load_fields(OuterState, dumped, "outer")
-    saved_names = [[*fragment.anchors] for fragment in state.fragments]
-    current_names = [[*fragment.anchors] for fragment in current.fragments]
-    if saved_names != current_names:
-        saved_parameter_names, current_parameter_names = (
-            {*chain.from_iterable(names)} for names in (saved_names, current_names)
-        )
-        unshared_names = sorted(saved_parameter_names ^ current_parameter_names)
-        difference_text = f", and only one of them has the parameter {unshared_names[0]}" if unshared_names else ""
-        raise SettingsError(
-            f"outer/fragments: the state has {len(saved_names)} fragments with {sum(map(len, saved_names))} "
-            f"parameters, and this run has {len(current_names)} with {sum(map(len, current_names))}{difference_text}; "
-            "all fragments must have the same parameters as before: use the same model and number of fragments"
-        )
-    for index, (saved_fragment, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
-        path = f"outer/fragments/{index}"
-        check_tensors(f"{path}/anchors", saved_fragment.anchors, fragment.anchors)
-        check_tensors(f"{path}/own", saved_fragment.own, fragment.parameters)
-        check_tensors(f"{path}/left", saved_fragment.left, fragment.parameters, may_lack_names=True)
-        if saved_fragment.left:
-            check_names(f"{path}/left", saved_fragment.left, fragment.parameters)
+    check_tensors("outer/anchor/weights", state.anchor.weights, current.anchor.weights)
+    check_tensors("outer/anchor/own", state.anchor.own, current.anchor.parameters)
+    check_tensors("outer/anchor/left", state.anchor.left, current.anchor.parameters, may_lack_names=True)
+    if state.anchor.left:
+        check_names("outer/anchor/left", state.anchor.left, current.anchor.parameters)
     check_tensors("outer/buffers/anchors", state.buffers.anchors, current.buffers.anchors, may_be_infinite=True)
     check_tensors("outer/buffers/own", state.buffers.own, current.buffers.all_buffers, may_be_infinite=True)
     check_optimizer("outer/optimizer", state.optimizer, current.outer)
@@ -173,31 +137,6 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
             "outer/every",
             f"is {state.every}, while outer/phase is {state.phase!r}",
             "be 1 or more" if state.phase == "decided" else "be 0, since that phase comes before the decision",
-        )
-    if state.shares is not None and world is not None:
-        _check_shares(state.shares, world)
-
-
-def _check_shares(shares: SharesState, world: int) -> None:
-    """Check that the saved step times and samples have a number for each rank that saved the state.
-
-    Raises:
-        SettingsError: a list has another length, or no rank has samples.
-    """
-    for name, numbers in (("seconds", shares.seconds), ("samples", shares.samples)):
-        if len(numbers) not in (0, world):
-            raise SettingsError(
-                f"outer/shares/{name}: {len(numbers)} numbers, but {world} ranks saved the state; load the state as it "
-                "was saved"
-            )
-    if len(shares.own) not in (0, 2):
-        raise SettingsError(
-            f"outer/shares/own: {len(shares.own)} numbers, but it must have 2, seconds and samples of a step; load the "
-            "state as it was saved"
-        )
-    if shares.samples and not sum(shares.samples):
-        raise SettingsError(
-            "outer/shares/samples: all are 0, but at least one rank must have samples; load the state as it was saved"
         )
 
 

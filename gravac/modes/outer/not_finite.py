@@ -1,22 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses means of pseudo-gradients that are not finite: anchors stay, and the ranks that caused the mean are reset.
+"""Refuses means of pseudo-gradients that are not finite: the anchor stays, and ranks that caused the mean are reset.
 
-Otherwise a NaN on one rank would stay in the anchors of all ranks for good. How a fragment's exchange is refused:
+Otherwise a NaN on one rank would stay in the anchor of all ranks for good. How an exchange is refused:
 
-1. The fragment is sent. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not, the
-   fragment becomes NaN on every rank, and no rank changes a residual. Buffers are exchanged apart
-   (``buffer_exchange.py``), so that a buffer that is not finite refuses no fragment.
+1. The rank sends its pseudo-gradient, whose norm tells this rank whether it sends finite numbers. If not, the mean
+   becomes NaN on every rank, and no rank changes a residual. Buffers are exchanged apart (``buffer_exchange.py``), so
+   that a buffer that is not finite refuses no mean.
 2. The mean arrives. Its norm tells whether the mean is finite. All ranks have the same mean, so all come to the same
    result without another exchange. The mean is also not finite if a sum over the ranks overflowed.
-3. A mean that is not finite is not applied: it is refused. Anchors, the outer optimizer's state and the anchors of
-   buffers stay bit for bit as they were, and no controller learns anything of the round. Each fragment is applied or
-   refused by itself.
+3. A mean that is not finite is not applied: it is refused. The anchor, the outer optimizer's state and the anchors of
+   buffers stay bit for bit as they were, and no controller learns anything of the round.
 4. A rank that sent finite numbers keeps its own weights. What the rank learned is still the distance from the anchor,
    so the next pseudo-gradient contains it. Nothing is lost.
 5. A rank whose own weights were not finite starts again from the anchor. Zeros replace what is not finite in its inner
    optimizer's state (``reset_rank``). The rank does so without waiting for the mean.
-6. The host issues a warning, and counts the refused exchange. If no fragment was applied in three consecutive rounds,
+6. The host issues a warning, and counts the refused exchange. If no mean was applied in three consecutive rounds,
    ``NotFiniteError`` is raised, on all ranks before the same exchange. The anchor is finite then, and a checkpoint can
    be saved.
 
@@ -31,10 +30,10 @@ from typing import Any
 
 import torch
 
-from gravac.modes.outer.fragments import Fragment, PendingFragment
+from gravac.modes.outer.anchor import Anchor, PendingMean
 
 MAX_REFUSED_ROUNDS = 3
-"""Number of consecutive rounds without an applied fragment after which ``NotFiniteError`` is raised."""
+"""Number of consecutive rounds without an applied mean after which ``NotFiniteError`` is raised."""
 
 MAX_NAMED = 3
 """Largest number of tensors that a warning names."""
@@ -51,29 +50,26 @@ class Refusals:
     """Record of a rank's refused exchanges: their mean was not finite, and was not applied.
 
     Args:
-        fragments: fragments of the model, in the order in which they are sent.
+        anchor: weights that all ranks share, and this rank's own weights.
         inner: optimizers of the rank's own weights.
 
     Attributes:
-        skipped: number of fragments' exchanges so far whose mean was not applied; the same on all ranks.
+        skipped: number of exchanges so far whose mean was not applied; the same on all ranks.
     """
 
-    def __init__(self, fragments: Sequence[Fragment], inner: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, anchor: Anchor, inner: Sequence[torch.optim.Optimizer]) -> None:
         self.skipped = 0
-        self._fragments, self._inner_optimizers = fragments, inner
-        self._applied_by_round: dict[int, list[bool]] = {}
-        """Results of the rounds that ``check`` has not counted yet, by number of the round.
-
-        The result of a round is a list with a bool for each fragment whose mean has arrived, in the order of arrival:
-        whether the mean was applied."""
-        self._consecutive_rounds: list[int] = []  # numbers of the newest consecutive rounds without an applied fragment
-        self._refused_rounds: list[int] = []  # numbers of the newest few rounds in which a fragment was refused
+        self._anchor, self._inner_optimizers = anchor, inner
+        self._applied_by_round: dict[int, bool] = {}
+        """Whether the mean was applied, in rounds that ``check`` has not counted yet, by number of the round."""
+        self._consecutive_rounds: list[int] = []  # numbers of the newest consecutive rounds without an applied mean
+        self._refused_rounds: list[int] = []  # numbers of the newest few rounds whose mean was refused
         self._prepared_warnings: list[str] = []
         self._last_reset_round = self._counted_from_round = 0
 
     # this rank's tensors
 
-    def reset_rank(self, pending: PendingFragment, current_round: int) -> None:
+    def reset_rank(self, pending: PendingMean, current_round: int) -> None:
         """Make this rank's weights and inner optimizer finite, after the rank sent NaN or infinities.
 
         The host looks at all of these tensors, and waits for them.
@@ -83,7 +79,7 @@ class Refusals:
             current_round: number of the present round.
         """
         if pending.round_number < self._last_reset_round:
-            pending.reset_text = "it sent the fragment before its weights restarted from the anchor"
+            pending.reset_text = "it sent its numbers before its weights restarted from the anchor"
         else:
             pending.reset_text = self._reset_not_finite(current_round, also_if_finite=True)
 
@@ -95,7 +91,7 @@ class Refusals:
         Args:
             current_round: number of the present round.
         """
-        weights = [weight for fragment in self._fragments for weight in fragment.parameters.values()]
+        weights = self._anchor.parameters.values()
         states = [state for optimizer in self._inner_optimizers for state in optimizer.state.values()]
         state_tensors = [tensor for state in states for key, tensor in _tensors_in(state) if key != COUNT_KEY]
         if any(map(_is_not_finite, (*weights, *state_tensors))):
@@ -107,24 +103,19 @@ class Refusals:
     def _reset_not_finite(self, current_round: int, also_if_finite: bool = False) -> str:
         """Make this rank's tensors finite; return a text that names the tensors that were not finite.
 
-        If any weight is not finite, all weights are reset to the anchors. A tensor of an inner optimizer that is not
+        If any weight is not finite, all weights are reset to the anchor. A tensor of an inner optimizer that is not
         finite is filled with zeros.
 
         Args:
             current_round: number of the present round.
             also_if_finite: whether to reset the weights also if all weights are finite. Set after this rank
-                sent numbers that are not finite: the difference between weights and anchors then overflowed.
+                sent numbers that are not finite: the difference between weights and anchor then overflowed.
         """
         self._last_reset_round = current_round
-        weight_names = [
-            name
-            for fragment in self._fragments
-            for name, weight in fragment.parameters.items()
-            if _is_not_finite(weight)
-        ]
+        weight_names = [name for name, weight in self._anchor.parameters.items() if _is_not_finite(weight)]
         resets_weights = bool(weight_names) or also_if_finite
         if resets_weights:
-            self._reset_to_anchors()
+            self._anchor.reset_parameters()
         zeroed_names = self._zero_inner_states()
         if not resets_weights:
             return (
@@ -142,14 +133,9 @@ class Refusals:
             )
         return reset_text
 
-    def _reset_to_anchors(self) -> None:
-        """Overwrite this rank's weights with the anchors."""
-        for fragment in self._fragments:
-            fragment.reset_to_anchors()
-
     def _zero_inner_states(self) -> list[str]:
         """Overwrite the inner optimizers' tensors that are not finite with zeros; return the tensors' names."""
-        name_by_id = {id(weight): name for fragment in self._fragments for name, weight in fragment.parameters.items()}
+        name_by_id = {id(weight): name for name, weight in self._anchor.parameters.items()}
         zeroed_names: list[str] = []
         for parameter, state in [entry for optimizer in self._inner_optimizers for entry in optimizer.state.items()]:
             keys_not_finite = [key for key, tensor in _tensors_in(state) if key != COUNT_KEY and _is_not_finite(tensor)]
@@ -163,23 +149,19 @@ class Refusals:
 
     # applied or refused means, the same on all ranks
 
-    def record(self, pending: PendingFragment, position: int, applied: bool, rank: int, world: int) -> None:
-        """Record whether a fragment's mean was applied, and prepare a warning if not.
+    def record(self, pending: PendingMean, applied: bool, rank: int, world: int) -> None:
+        """Record whether a mean was applied, and prepare a warning if not.
 
         Args:
-            pending: fragment whose mean has arrived.
-            position: position of the fragment in the order in which fragments are sent.
+            pending: pseudo-gradient whose mean has arrived.
             applied: whether the mean was finite, and therefore applied.
             rank: number of this rank.
             world: number of ranks.
         """
-        self._applied_by_round.setdefault(pending.round_number, []).append(applied)
+        self._applied_by_round[pending.round_number] = applied
         if applied:
             return
         self.skipped += 1
-        fragment_text = f"round {pending.round_number}"
-        if len(self._fragments) > 1:
-            fragment_text += f", fragment {position + 1} of {len(self._fragments)}"
         if pending.reset_text:
             cause = f"rank {rank} is a cause: {pending.reset_text}"
         else:
@@ -189,14 +171,14 @@ class Refusals:
                 f"round; the cause is {causing_rank}, whose own warning names the tensors, or a sum that overflowed"
             )
         self._prepared_warnings.append(
-            f"gravac: {fragment_text}: the mean over the ranks is not finite and is not applied; {cause}"
+            f"gravac: round {pending.round_number}: the mean over the ranks is not finite and is not applied; {cause}"
         )
 
-    def add_warnings(self, pending: PendingFragment, texts: Sequence[str], rank: int) -> None:
-        """Prepare warnings about the buffers that were sent with a fragment.
+    def add_warnings(self, pending: PendingMean, texts: Sequence[str], rank: int) -> None:
+        """Prepare warnings about the buffers that were sent with a pseudo-gradient.
 
         Args:
-            pending: fragment whose mean has arrived.
+            pending: pseudo-gradient whose mean has arrived.
             texts: text of each warning.
             rank: number of this rank.
         """
@@ -209,32 +191,31 @@ class Refusals:
             warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def check(self, current_round: int, newest_round: int, delay_rounds: int = 0) -> None:
-        """Issue warnings, and raise if too many consecutive rounds applied no fragment.
+        """Issue warnings, and raise if too many consecutive rounds applied no mean.
 
         Called on all ranks before the same exchange. Training can continue if the caller catches the error: this rank's
         tensors are finite again, and the count of rounds begins anew with the present round.
 
         Args:
             current_round: number of the present round.
-            newest_round: number of the newest round for which all ranks know whether its means were applied.
+            newest_round: number of the newest round for which all ranks know whether its mean was applied.
             delay_rounds: number of rounds after which the host learns that a mean was refused; 0: at once. If round t
                 was refused, the rank that caused this restarts from the anchor just before it sends round t +
                 ``delay_rounds``, to which it contributes nothing. If that round is applied, the count of consecutive
                 rounds does not start again from 0.
 
         Raises:
-            NotFiniteError: no fragment was applied in ``MAX_REFUSED_ROUNDS`` consecutive rounds.
+            NotFiniteError: no mean was applied in ``MAX_REFUSED_ROUNDS`` consecutive rounds.
         """
         self.warn()
         for round_number in sorted(
             round_number for round_number in self._applied_by_round if round_number <= newest_round
         ):
-            applied_flags = self._applied_by_round.pop(round_number)
+            applied = self._applied_by_round.pop(round_number)
             if round_number < self._counted_from_round:
                 continue
-            if not all(applied_flags):
+            if not applied:
                 self._refused_rounds = [*self._refused_rounds, round_number][-MAX_REFUSED_ROUNDS:]
-            if not any(applied_flags):
                 self._consecutive_rounds.append(round_number)
             elif not delay_rounds or round_number - delay_rounds not in self._refused_rounds:
                 self._consecutive_rounds = []
@@ -252,7 +233,7 @@ class Refusals:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values: number of refused exchanges, and which rounds were applied or refused."""
-        applied_by_round = [[number, [*applied]] for number, applied in self._applied_by_round.items()]
+        applied_by_round = [[number, applied] for number, applied in self._applied_by_round.items()]
         counts = {"skipped": self.skipped, "counted_from": self._counted_from_round}
         return {
             **counts,
@@ -265,7 +246,7 @@ class Refusals:
         """Restore a state that ``state_dict`` returned."""
         self.skipped, self._consecutive_rounds = state["skipped"], [*state["on_end"]]
         self._refused_rounds = [*state["refused"]]
-        self._applied_by_round = {number: [*applied] for number, applied in state["verdicts"]}
+        self._applied_by_round = dict(state["verdicts"])
         self._prepared_warnings, self._last_reset_round, self._counted_from_round = [], 0, state["counted_from"]
 
 

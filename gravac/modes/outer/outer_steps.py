@@ -3,7 +3,7 @@
 """Outer steps of one rank, from the step at which ranks begin to train on their own until they are equal again.
 
 While the module trains, it has the rank's own weights. While the module is evaluated or saved, it has the anchors: the
-weights that all ranks shared last (``hold_anchors``).
+weights that all ranks shared last, and the buffers that they had then (``hold_anchors``).
 """
 
 import math
@@ -15,15 +15,13 @@ import torch
 
 from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
-from gravac.modes.outer.anchors import AnchorStorage
+from gravac.modes.outer.anchor import Anchor
 from gravac.modes.outer.buffers import Buffers
 from gravac.modes.outer.fitting import check_outer, loading_all_or_none
-from gravac.modes.outer.fragments import divide_into_fragments
 from gravac.modes.outer.not_finite import Refusals
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.rounds import Rounds
 from gravac.modes.outer.sample import WeightSample
-from gravac.modes.outer.shares import Shares
 from gravac.modes.outer.starting import ParameterCheck, make_outer_optimizer, parameters_to_train
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import learning_rate
@@ -49,19 +47,16 @@ class OuterSteps:
             states stay local to this rank.
         settings: settings of outer steps.
         every_range: lowest and highest number of steps of a round.
-        seed: the run's seed, for the random rounding of anchors in bfloat16.
 
     Attributes:
-        outer_optimizer: optimizer of the anchors.
-        state: rounds, fragments and buffers of this rank.
+        outer_optimizer: optimizer of the anchor.
+        state: rounds, anchor and buffers of this rank.
         holds_anchors: whether the module got the anchors in place of the rank's own weights. The program may have
             written other weights into the module since.
 
     Raises:
-        SettingsError: anchors cannot be stored in the requested number format.
-        ValueError: the model has no parameter to train, fewer parameters than fragments, or no buffer that
-            ``local_buffers`` names. Or the memory layout of a tensor does not allow an exchange. Or an optimizer trains
-            a tensor that is no parameter of the model.
+        ValueError: the model has no parameter to train, or no buffer that ``local_buffers`` names. Or the memory layout
+            of a tensor does not allow an exchange. Or an optimizer trains a tensor that is no parameter of the model.
     """
 
     def __init__(
@@ -70,23 +65,17 @@ class OuterSteps:
         model: LocalModel,
         settings: OuterSettings,
         every_range: tuple[int, int],
-        seed: int = 0,
     ) -> None:
         model.prepare()
-        parameters = parameters_to_train(model, settings.fragments)
+        parameters = parameters_to_train(model)
         self._model, self._parameter_check = model, ParameterCheck(model.module, model.optimizers, parameters)
         self._parameter_check.check()
-        storage = AnchorStorage(settings.anchor_dtype == "bfloat16", settings.offload, seed)
-        fragments = divide_into_fragments(parameters, settings.fragments, storage, model.exchange_shapes)
-        buffers = Buffers(model.module, settings.local_buffers)
-        self._anchors = {name: anchor for fragment in fragments for name, anchor in fragment.anchors.items()}
-        with storage.in_exchange_dtype(self._anchors, 0):
-            self.outer_optimizer = make_outer_optimizer(settings, self._anchors.values())
+        self._anchor = Anchor(parameters, model.exchange_shapes)
+        self.outer_optimizer = make_outer_optimizer(settings, self._anchor.weights.values())
         self.state = RoundState(
-            fragments,
-            buffers,
-            Shares(engine, settings.by_speed, settings.samples),
-            Refusals(fragments, model.optimizers),
+            self._anchor,
+            Buffers(model.module, settings.local_buffers),
+            Refusals(self._anchor, model.optimizers),
             self.outer_optimizer,
             model.optimizers,
         )
@@ -97,16 +86,13 @@ class OuterSteps:
         self._local_buffers: dict[str, torch.Tensor] = {}
         self.holds_anchors = False
         self._was_loaded = False  # whether the program loaded a state dict into the module since it has the anchors
-        self._sample = WeightSample(list(self._parameters.values()))
+        self._sample = WeightSample(list(self._anchor.parameters.values()))
         self._program_edits_weights = False
 
     @property
     def piece_templates(self) -> dict[str, torch.Tensor]:
         """Tensors of the shapes and number formats that ranks exchange, by name, with any content."""
-        templates: dict[str, torch.Tensor] = {}
-        for fragment in self.state.fragments:
-            templates |= fragment.piece_templates
-        return templates
+        return self._anchor.piece_templates
 
     def set_first_round(self, candidate: Candidate) -> None:
         """Set the number of steps and the delay of the first round to those of a candidate."""
@@ -120,7 +106,7 @@ class OuterSteps:
     # a step
 
     def step(self) -> None:
-        """End a step of this rank: send the fragments whose turn it is, and apply means whose delay is over.
+        """End a step of this rank: send its pseudo-gradient if it is due, and apply the mean if its delay is over.
 
         Called on every rank, after each step of the inner optimizers.
 
@@ -136,7 +122,7 @@ class OuterSteps:
         self._sample.take()
 
     def send(self) -> None:
-        """Count a step, and send the fragments that are due after it: the first half of ``step``.
+        """Count a step, and send the pseudo-gradient if it is due after it: the first half of ``step``.
 
         Ranks that are simulated in one process all do the first half before any of them does the second half.
         """
@@ -144,7 +130,7 @@ class OuterSteps:
         self._rounds.send_due(self.learning_rate)
 
     def apply(self) -> None:
-        """Apply the means whose delay is over: the second half of ``step``."""
+        """Apply the mean if its delay is over: the second half of ``step``."""
         self._rounds.apply_due()
 
     def forward_ended(self, seconds: float) -> None:
@@ -195,28 +181,22 @@ class OuterSteps:
         return self.state.phase == "closing"
 
     def synchronize(self) -> None:
-        """End the round early: exchange and apply its pseudo-gradients. Called on every rank, after the last step."""
+        """End the round early: exchange and apply its pseudo-gradient. Called on every rank, after the last step."""
         self.restore_local()
-        self._rounds.send_rest(self.learning_rate, end_round=True)
-        self._rounds.finish_exchanges()
+        self._rounds.end_early(self.learning_rate)
+        self._rounds.finish_exchange()
 
     def close_rounds(self) -> None:
-        """Finish all exchanges in flight, end the round by a dense exchange, and leave the anchors in the module.
+        """Finish the exchange in flight, end the round by a dense exchange, and leave the anchors in the module.
 
         Called on every rank. Afterwards weights and averaged buffers are the same on all ranks, bit for bit.
         """
         self._model.prepare()
         self.restore_local()
-        self._rounds.send_rest(self.learning_rate)
-        self._rounds.finish_exchanges()
-        self._rounds.send_rest(self.learning_rate, end_round=True, dense=True)
-        self._rounds.finish_exchanges()
-        self._reset_to_anchors()
-
-    def _reset_to_anchors(self) -> None:
-        """Overwrite the module's weights and averaged buffers with the anchors."""
-        for fragment in self.state.fragments:
-            fragment.reset_to_anchors()
+        self._rounds.finish_exchange()
+        self._rounds.end_early(self.learning_rate, dense=True)
+        self._rounds.finish_exchange()
+        self._anchor.reset_parameters()
         self.state.buffers.put_anchors()
 
     # anchors or local weights in the module
@@ -224,12 +204,18 @@ class OuterSteps:
     @property
     def shared_tensors(self) -> dict[str, torch.Tensor]:
         """Anchors of parameters and averaged buffers, by name, in the tensors' shapes; the same on all ranks."""
-        return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
+        return self._shared_weights | self.state.buffers.anchors
+
+    @property
+    def _shared_weights(self) -> dict[str, torch.Tensor]:
+        """Weights of the anchor, by name; the same on all ranks."""
+        return {name: weight.detach() for name, weight in self._anchor.weights.items()}
 
     @property
     def equal_tensors(self) -> list[torch.Tensor]:
         """The module's parameters and averaged buffers, of any shapes; equal on all ranks after ``close_rounds``."""
-        return [*(parameter.detach() for parameter in self._parameters.values()), *self.state.buffers.averaged_tensors]
+        weights = [parameter.detach() for parameter in self._anchor.parameters.values()]
+        return [*weights, *self.state.buffers.averaged_tensors]
 
     def shared_tensors_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return the anchors with the names, shapes and dtypes of a module's state dict.
@@ -237,8 +223,7 @@ class OuterSteps:
         Args:
             module: the trained module, or a module that contains its parameters.
         """
-        anchors = {name: anchor.detach() for name, anchor in self._anchors.items()}
-        return {**self._model.state_dict_entries(module, anchors), **self.state.buffers.anchors}
+        return {**self._model.state_dict_entries(module, self._shared_weights), **self.state.buffers.anchors}
 
     def prepare_to_evaluate(self) -> None:
         """Wait until no exchange is in flight, and put the anchors into the module until ``restore_local``.
@@ -248,7 +233,7 @@ class OuterSteps:
         """
         if not self.holds_anchors and not self.program_replaced_weights:
             self._rounds.pause()
-            self.wait_for_exchanges()
+            self.wait_for_exchange()
             self.hold_anchors()
 
     @torch.inference_mode(False)  # the clones are trained later
@@ -258,10 +243,10 @@ class OuterSteps:
             return
         self._rounds.pause()
         self._model.prepare()
-        self._local_weights = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._local_weights = {name: parameter.detach().clone() for name, parameter in self._anchor.parameters.items()}
         with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(self._anchors[name])
+            for name, parameter in self._anchor.parameters.items():
+                parameter.copy_(self._anchor.weights[name])
         self._local_buffers = self.state.buffers.put_anchors()
         self.holds_anchors = True
 
@@ -281,7 +266,7 @@ class OuterSteps:
             self._start_from_module()
             return
         with torch.no_grad():
-            for name, parameter in self._parameters.items():
+            for name, parameter in self._anchor.parameters.items():
                 if name not in written_names:
                     parameter.copy_(self._local_weights[name])
         present_tensors = self._present_tensors
@@ -299,7 +284,8 @@ class OuterSteps:
 
         A buffer of a new shape, on which ranks have not agreed yet, never was its anchor.
         """
-        anchors = self._anchors | {BUFFER_PREFIX + name: anchor for name, anchor in self.state.buffers.anchors.items()}
+        buffer_anchors = {BUFFER_PREFIX + name: anchor for name, anchor in self.state.buffers.anchors.items()}
+        anchors = self._anchor.weights | buffer_anchors
         present_tensors = self._present_tensors
         pairs = {name: (present_tensors[name], anchor) for name, anchor in anchors.items()}
         return frozenset(
@@ -311,7 +297,7 @@ class OuterSteps:
     @property
     def _present_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters that are in the module now, by name, and buffers, by ``BUFFER_PREFIX`` + name."""
-        parameters = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        parameters = {name: parameter.detach() for name, parameter in self._anchor.parameters.items()}
         buffers = self.state.buffers.all_buffers
         return parameters | {BUFFER_PREFIX + name: buffer for name, buffer in buffers.items()}
 
@@ -328,25 +314,18 @@ class OuterSteps:
         """
         if not self.holds_anchors:
             self._rounds.pause()
-            self.wait_for_exchanges()
+            self.wait_for_exchange()
             self.hold_anchors()
         self._was_loaded = True
 
     def _start_from_module(self) -> None:
         """Begin a new round from the weights and buffers in the module, which are the same on every rank."""
-        self.wait_for_exchanges()
+        self.wait_for_exchange()
         self._forget_local()
         self._rounds.resume()
-        present_weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        for fragment in self.state.fragments:
-            fragment.set_anchors(present_weights)
+        self._anchor.start_from_parameters()
         self.state.buffers.set_anchors()
         self.state.in_round = 0
-
-    @property
-    def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Parameters trained on this rank, by name."""
-        return {name: parameter for fragment in self.state.fragments for name, parameter in fragment.parameters.items()}
 
     @contextmanager
     def synced(self, wait: bool = True) -> Iterator[None]:
@@ -362,7 +341,7 @@ class OuterSteps:
         held_anchors = self.holds_anchors
         self._rounds.pause()
         if wait:
-            self.wait_for_exchanges()
+            self.wait_for_exchange()
         self.hold_anchors()
         try:
             yield
@@ -371,12 +350,12 @@ class OuterSteps:
                 self.restore_local(keep_written=False)
 
     @torch.inference_mode(False)
-    def wait_for_exchanges(self) -> None:
+    def wait_for_exchange(self) -> None:
         """Wait until no exchange is in flight, and apply means to anchors.
 
         The rank's weights do not change: ``step`` applies the anchors to the weights when the delay is over.
         """
-        self._rounds.wait_for_exchanges()
+        self._rounds.wait_for_exchange()
 
     def wait_before_saving(self) -> None:
         """Wait until no exchange is in flight, so that all ranks save the same anchors.
@@ -386,22 +365,18 @@ class OuterSteps:
         """
         self._rounds.pause()
         with suppress(Exception):
-            self.wait_for_exchanges()
+            self.wait_for_exchange()
         self._rounds.resume()
 
     # checkpoints
 
     def prepare_to_save(self) -> None:
-        """Wait until no exchange is in flight, and end a round of which only some fragments have been sent.
-
-        Called on every rank.
-        """
+        """Wait until no exchange is in flight, and complete the state for a checkpoint. Called on every rank."""
         held_anchors = self.holds_anchors
         written_names = self._written_names() if held_anchors and not self._was_loaded else frozenset()
         written = {name: tensor.clone() for name, tensor in self._present_tensors.items() if name in written_names}
         self.restore_local(keep_written=self._was_loaded)
-        self._rounds.send_rest(self.learning_rate)
-        self._rounds.wait_for_exchanges()
+        self._rounds.wait_for_exchange()
         self._rounds.prepare_to_save()
         if held_anchors:
             self.hold_anchors()
@@ -416,24 +391,20 @@ class OuterSteps:
         """
         if not self.holds_anchors:
             return dumped
-        fragments = [
-            {**fragment, "own": {name: self._local_weights[name] for name in fragment["own"]}}
-            for fragment in dumped["fragments"]
-        ]
+        anchor = {**dumped["anchor"], "own": self._local_weights}
         buffers = {**dumped["buffers"], "own": {**dumped["buffers"]["own"], **self._local_buffers}}
-        return {**dumped, "fragments": fragments, "buffers": buffers}
+        return {**dumped, "anchor": anchor, "buffers": buffers}
 
-    def check_saved_state(self, dumped: Mapping[str, Any], world: int | None) -> None:
+    def check_saved_state(self, dumped: Mapping[str, Any]) -> None:
         """Check that a saved state fits this model and these optimizers; see ``check_outer``.
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it.
-            world: number of ranks that saved the state; ``None``: the state was merged from all ranks' states.
 
         Raises:
             SettingsError: the state does not fit.
         """
-        check_outer(dumped, self.state, world)
+        check_outer(dumped, self.state)
 
     @contextmanager
     def restoring(self, dumped: Mapping[str, Any], merged: bool) -> Iterator[None]:
@@ -449,9 +420,7 @@ class OuterSteps:
             SettingsError: an optimizer refuses its state; nothing was changed.
         """
         with loading_all_or_none(self.outer_optimizer, *self.state.inner) as load:
-            load(
-                "outer/optimizer", self.outer_optimizer, dumped["optimizer"]
-            )  # converts its state to the anchors' format
+            load("outer/optimizer", self.outer_optimizer, dumped["optimizer"])
             for index, (optimizer, state) in enumerate(zip(self.state.inner, dumped["inner"], strict=True)):
                 load(f"outer/inner/{index}", optimizer, state)
             yield
@@ -469,9 +438,3 @@ def _same_bits(tensor: torch.Tensor, anchor: torch.Tensor) -> bool:
     pair = (torch.view_as_real(each) if each.is_complex() else each for each in (tensor, anchor.detach().to(tensor)))
     first, second = (each.contiguous().reshape(-1).view(torch.uint8) for each in pair)
     return torch.equal(first, second)
-
-
-def memory_bytes(module: torch.nn.Module, settings: OuterSettings) -> int:
-    """Return the bytes that a rank needs for anchors in outer steps, besides its own weights."""
-    bytes_per_element = 2 if settings.anchor_dtype == "bfloat16" else 4
-    return sum(bytes_per_element * parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

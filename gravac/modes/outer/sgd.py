@@ -8,11 +8,11 @@ import torch
 
 
 class OuterSGD(torch.optim.SGD):
-    """The default outer optimizer: SGD on the anchors, with Nesterov momentum.
+    """The default outer optimizer: SGD on the anchor, with Nesterov momentum.
 
     Args:
-        params: anchors (the weights that all ranks shared last), which the optimizer trains.
-        rate: learning rate; default: 1, which moves each anchor to the mean of the ranks' weights. A lower rate
+        params: weights of the anchor (the weights that all ranks shared last), which the optimizer trains.
+        rate: learning rate; default: 1, which moves the anchor to the mean of the ranks' weights. A lower rate
             moves the anchor a part of the way to that mean, as Lookahead does (arXiv:1907.08610).
         momentum: Nesterov momentum; default: 0, no momentum.
     """

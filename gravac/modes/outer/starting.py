@@ -17,25 +17,21 @@ from gravac.sources.local_model import LocalModel
 from gravac.texts import text_of
 
 
-def parameters_to_train(model: LocalModel, fragments: int) -> dict[str, torch.nn.Parameter]:
+def parameters_to_train(model: LocalModel) -> dict[str, torch.nn.Parameter]:
     """Return the parameters that ranks exchange, by name, in the model's order.
 
     Args:
         model: model trained on this rank.
-        fragments: number of fragments that the parameters will be divided into.
 
     Raises:
         TypeError: a parameter is complex.
-        ValueError: there are no parameters to train, or fewer parameters than fragments.
+        ValueError: there are no parameters to train.
     """
     named_parameters = ((canonical_name(name), each) for name, each in averaged_parameters(model.module).items())
     parameters = {name: parameter for name, parameter in named_parameters if name in model.trained_names}
     refuse_complex(parameters)
-    if len(parameters) < fragments:
-        raise ValueError(
-            f"module: it has {len(parameters)} parameters to train, too few for {fragments} fragments; use fewer "
-            "fragments"
-        )
+    if not parameters:
+        raise ValueError("module: it has no parameters to train; give a module of which some require a gradient")
     return parameters
 
 
@@ -114,12 +110,11 @@ def _layout_text(layout: _Layout) -> str:
 def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[str, str]:
     """Return texts, by name, that must be the same on all ranks, besides ``AdaptiveCompressor``'s settings.
 
-    The texts describe whether ``samples`` is set, which buffers are local, how the outer optimizer is created, and the
-    shapes and number formats of all parameters and buffers.
+    The texts describe which buffers are local, how the outer optimizer is created, and the shapes and number formats of
+    all parameters and buffers.
     """
     any_parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
     setting_texts = {
-        "outer.samples": "not set" if settings.samples is None else "set",
         "outer.local_buffers": text_of(tuple(sorted(settings.local_buffers))),
         "outer": describe_optimizer(make_outer_optimizer(settings, [any_parameter])),
     }
@@ -134,10 +129,10 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
     return {**setting_texts, **parameter_texts, **texts_of_tensors(buffers, "buffer")}
 
 
-def make_outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return a new optimizer of ``anchors``, of any shapes: ``settings.optimizer``, by default ``OuterSGD``."""
+def make_outer_optimizer(settings: OuterSettings, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return a new optimizer of the anchor's weights, of any shapes: the one in ``settings``, or ``OuterSGD``."""
     optimizer_class = OuterSGD if settings.optimizer is None else settings.optimizer
-    optimizer: torch.optim.Optimizer = optimizer_class(anchors)
+    optimizer: torch.optim.Optimizer = optimizer_class(weights)
     return optimizer
 
 

@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Fragments: parts of the model, each of which is exchanged by itself and has its own anchors and pseudo-gradient.
+"""The anchor: the weights that all ranks shared last; and the pseudo-gradient, the anchor minus a rank's weights.
 
-Anchors are the weights that all ranks shared last; the pseudo-gradient is anchors minus the rank's weights. In a round:
+In a round:
 
 1. The rank trains.
-2. The fragment's pseudo-gradient is in flight.
-3. The mean over the ranks has arrived, and the outer optimizer makes its step on the anchors.
-4. The rank applies the anchors to its weights, and continues to train.
+2. The pseudo-gradient is in flight.
+3. The mean over the ranks has arrived, and the outer optimizer makes its step on the anchor.
+4. The rank applies the anchor to its weights, and continues to train.
 
-Only 3 changes anchors, by the mean over all ranks. So all ranks have the same anchors, even if ranks reach 4 at
+Only 3 changes the anchor, by the mean over all ranks. So all ranks have the same anchor, even if ranks reach 4 at
 different times. ``gravac.modes.outer.not_finite`` describes 3 and 4 for a mean that is not finite.
 """
 
@@ -18,7 +18,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,23 +27,21 @@ from gravac.averaging.tensors import flat, memory_shape
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Averaged
 from gravac.exchange.executor import Executor, Mark, fail
-from gravac.exchange.reading import AT_ONCE, Finite, HostCopy, Reads, both
-from gravac.modes.outer.anchors import AnchorStorage, State, exchange_dtype
+from gravac.exchange.reading import AT_ONCE, Finite, HostCopy, Reads
 from gravac.modes.outer.buffer_exchange import BufferExchange
 
-DEFAULT_STORAGE = AnchorStorage()
-"""Default storage of anchors: on their parameters' device, in the number format of pseudo-gradients."""
+SIXTEEN_BIT_FORMATS = (torch.float16, torch.bfloat16)
+"""Number formats of weights whose anchor and pseudo-gradient are in float32, since weights change little in a round."""
 
-OWN_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-"""Default of ``exchange_shapes``: each pseudo-gradient is exchanged in the shape of its parameter."""
+State = Mapping[torch.Tensor, dict[str, Any]]
+"""State of an optimizer: for each parameter, a dictionary of entries by name, such as ``"momentum_buffer"``."""
 
 
-class PendingFragment:
-    """A fragment's pseudo-gradient in flight.
+class PendingMean:
+    """A pseudo-gradient in flight.
 
     Args:
-        fragment: fragment whose pseudo-gradient, anchors minus weights, is exchanged.
-        weight: factor on the pseudo-gradient.
+        anchor: anchor whose distance from the rank's weights is exchanged.
         round_number: number of the round.
 
     Attributes:
@@ -59,22 +56,20 @@ class PendingFragment:
         finite_flags_on_host: ``[mean_finite, local_finite]``, on their way to the host, to be read two rounds later;
             ``None`` before the means have arrived, or if the host may read both at once.
         reset_text: text that says which tensors this rank reset after it sent numbers that are not finite; or empty.
-        buffers: exchange of the model's buffers, in flight together with the last fragment; otherwise ``None``.
+        buffers: exchange of the model's buffers, in flight at the same time; ``None`` if there are none to average.
         waits_since: time since which training waits for the exchange; ``None`` if training does not wait.
     """
 
-    def __init__(self, fragment: "Fragment", weight: float, round_number: int) -> None:
+    def __init__(self, anchor: "Anchor", round_number: int) -> None:
         self.round_number = round_number
-        sizes = [torch.Size(shape).numel() for shape in fragment.exchange_shapes.values()]
-        device = next(iter(fragment.parameters.values())).device
-        self.flat = torch.empty(sum(sizes), dtype=fragment.exchange_dtype, device=device)
+        sizes = [torch.Size(shape).numel() for shape in anchor.exchange_shapes.values()]
+        device = next(iter(anchor.parameters.values())).device
+        self.flat = torch.empty(sum(sizes), dtype=anchor.exchange_dtype, device=device)
         views = self.flat.tensor_split(list(itertools.accumulate(sizes))[:-1])
-        for view, (name, parameter) in zip(views, fragment.parameters.items(), strict=True):
-            view[: parameter.numel()].copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
+        for view, (name, parameter) in zip(views, anchor.parameters.items(), strict=True):
+            view[: parameter.numel()].copy_(flat(name, anchor.weights[name])).sub_(flat(name, parameter))
             view[parameter.numel() :].zero_()
-        if weight != 1:
-            self.flat.mul_(weight)
-        shapes_and_views = zip(fragment.exchange_shapes.items(), views, strict=True)
+        shapes_and_views = zip(anchor.exchange_shapes.items(), views, strict=True)
         self.pieces = tuple(Piece(name, view, shape) for (name, shape), view in shapes_and_views)
         self.local_squared_norm = self.mean_squared_norm = _squared_norm(self.flat)
         self.local_finite: Finite = None
@@ -108,10 +103,10 @@ class PendingFragment:
             averaged: future of the exchange, which has ended.
         """
         try:
-            self.mean_finite = functools.reduce(both, averaged.result(), None)
+            self.mean_finite = averaged.result()
+            assert self.mean_finite is not None, "outer steps check their means"
             self.mean_squared_norm = _squared_norm(self.flat)
             if self._executor is not None and self._executor.lag:
-                assert self.mean_finite is not None
                 assert self.local_finite is not None
                 flags = torch.stack([self.mean_finite, self.local_finite])
                 self.finite_flags_on_host = self._executor.to_host(flags)
@@ -119,6 +114,11 @@ class PendingFragment:
             fail(self._arrival_future, error)
         else:
             self._arrival_future.set_result(None)
+
+    @property
+    def inverse_drift(self) -> torch.Tensor:
+        """Norm of this rank's pseudo-gradient / norm of the mean, 0-d: the inverse of drift; once ``has_arrived``."""
+        return (self.local_squared_norm / self.mean_squared_norm).sqrt()
 
     def free_means(self) -> None:
         """Free the memory of the means, which have been applied; keep their norm."""
@@ -140,45 +140,45 @@ class PendingFragment:
             self.buffers.wait()
 
 
-class Fragment:
-    """Some parameters of a module that are exchanged together, and their anchors.
+class Anchor:
+    """The weights that all ranks share, and this rank's own weights.
 
     Args:
         parameters: parameters trained on this rank, by name; dense in memory.
-        storage: number format and device of the anchors.
-        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, if these are not the parameters' own
-            shapes. Zeros are appended to a pseudo-gradient if its exchange shape has more elements than its parameter.
+        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name; a name may lack, and the shape is then
+            the parameter's own. Zeros are appended to a pseudo-gradient if its exchange shape has more elements than
+            its parameter.
 
     Attributes:
         parameters: parameters trained on this rank, by name.
         exchange_shapes: shape in which each pseudo-gradient is exchanged, by name, dimensions in memory order.
         exchange_dtype: number format of the pseudo-gradients.
-        anchors: weights that all ranks share, by name; the outer optimizer trains them.
-        storage: number format and device of the anchors.
+        weights: weights that all ranks share, by name; the outer optimizer trains them.
         pending: pseudo-gradient in flight; ``None`` if none is.
-        due_step: number of the rank's step from which on the anchors are applied to its weights; ``None`` if nothing is
+        due_step: number of the rank's step from which on the anchor is applied to its weights; ``None`` if nothing is
             to be applied.
         weights_when_sent: the rank's weights when its pseudo-gradient was sent, by name. Empty unless the rank keeps
             what it learns while the pseudo-gradient is in flight.
-        local_fraction: fraction of its weights that the rank keeps when it applies the anchors, in [0, 1).
-        mean_applied: whether the newest mean was applied to the anchors; if not, the rank keeps its weights.
+        local_fraction: fraction of its weights that the rank keeps when it applies the anchor, in [0, 1).
+        mean_applied: whether the newest mean was applied to the anchor; if not, the rank keeps its weights.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, torch.nn.Parameter],
-        storage: AnchorStorage = DEFAULT_STORAGE,
-        exchange_shapes: Mapping[str, tuple[int, ...]] = OWN_SHAPES,
+        exchange_shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
         self.parameters = dict(parameters)
         self.exchange_shapes = {
             name: exchange_shapes[name] if name in exchange_shapes else memory_shape(parameter)
             for name, parameter in parameters.items()
         }
-        self.anchors = {name: storage.anchor(name, parameter) for name, parameter in parameters.items()}
+        self.weights = {
+            name: torch.nn.Parameter(parameter.detach().to(exchange_dtype(parameter), copy=True))
+            for name, parameter in parameters.items()
+        }
         self.exchange_dtype = functools.reduce(torch.promote_types, map(exchange_dtype, parameters.values()))
-        self.storage = storage
-        self.pending: PendingFragment | None = None
+        self.pending: PendingMean | None = None
         self.due_step: int | None = None
         self.weights_when_sent: dict[str, torch.Tensor] = {}
         self.local_fraction = 0.0
@@ -195,19 +195,16 @@ class Fragment:
             for name, parameter in self.parameters.items()
         }
 
-    def compute_pseudo_gradient(
-        self, due_step: int, weight: float = 1.0, round_number: int = 0, local_fraction: float | None = 0.0
-    ) -> PendingFragment:
-        """Return the pseudo-gradient to exchange: anchors minus weights, multiplied by ``weight``.
+    def compute_pseudo_gradient(self, due_step: int, round_number: int, local_fraction: float | None) -> PendingMean:
+        """Return the pseudo-gradient to exchange: anchor minus weights.
 
         Args:
-            due_step: number of the rank's step from which on the anchors are applied to its weights.
-            weight: factor on the pseudo-gradient.
+            due_step: number of the rank's step from which on the anchor is applied to its weights.
             round_number: number of the round.
-            local_fraction: fraction of its weights that the rank keeps when it applies the anchors; ``None``: the rank
+            local_fraction: fraction of its weights that the rank keeps when it applies the anchor; ``None``: the rank
                 keeps what it learns while the pseudo-gradient is in flight.
         """
-        self.pending, self.due_step = PendingFragment(self, weight, round_number), due_step
+        self.pending, self.due_step = PendingMean(self, round_number), due_step
         self.local_fraction = local_fraction or 0.0
         keeps_learned = local_fraction is None
         self.weights_when_sent = (
@@ -216,20 +213,18 @@ class Fragment:
         return self.pending
 
     def apply_mean(self, outer: torch.optim.Optimizer) -> None:
-        """Make the outer optimizer's step on the anchors, by the means over the ranks, which have arrived.
+        """Make the outer optimizer's step on the anchor, by the means over the ranks, which have arrived.
 
-        If a mean is not finite, anchors and the outer optimizer's state stay as they were. If no pseudo-gradient is
+        If a mean is not finite, the anchor and the outer optimizer's state stay as they were. If no pseudo-gradient is
         pending, nothing changes.
 
         Args:
-            outer: the outer optimizer, which trains the anchors.
+            outer: the outer optimizer, which trains the anchor.
         """
         if self.pending is None:
             return
         finite, self._reads = self.pending.mean_finite, self.pending.reads
         known_finite = self._reads.known(finite)
-        if self.storage.offload and finite is not None:
-            known_finite = bool(finite)  # the host waits for the means anyway, to copy them to its memory
         if known_finite or finite is None:
             self.mean_applied = None
             self._step_outer_optimizer(self.pending, outer)
@@ -237,24 +232,23 @@ class Fragment:
             self.mean_applied = finite = finite.clone()  # so that no stream reads a tensor which another stream made
         if known_finite is None and finite is not None:
             self.pending.flat.masked_fill_(~finite, 0.0)
-            unchanged = _keeps_anchors_at_zero_gradient(outer)
-            with nullcontext() if unchanged else undone_unless_finite(finite, [*self.anchors.values()], outer.state):
+            unchanged = _keeps_anchor_at_zero_gradient(outer)
+            with nullcontext() if unchanged else undone_unless_finite(finite, [*self.weights.values()], outer.state):
                 self._step_outer_optimizer(self.pending, outer)
         self.pending.free_means()
         self.pending = None
 
-    def _step_outer_optimizer(self, pending: PendingFragment, outer: torch.optim.Optimizer) -> None:
-        """Make a step of the outer optimizer, with the means as the anchors' gradients."""
-        with self.storage.in_exchange_dtype(self.anchors, pending.round_number, outer.state):
-            for piece, anchor in zip(pending.pieces, self.anchors.values(), strict=True):
-                anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
-            outer.step()
-            for anchor in self.anchors.values():
-                anchor.grad = None
+    def _step_outer_optimizer(self, pending: PendingMean, outer: torch.optim.Optimizer) -> None:
+        """Make a step of the outer optimizer, with the means as the anchor's gradients."""
+        for piece, weight in zip(pending.pieces, self.weights.values(), strict=True):
+            weight.grad = piece.flat.as_strided(weight.shape, weight.stride()).to(weight)
+        outer.step()
+        for weight in self.weights.values():
+            weight.grad = None
 
     @torch.no_grad()
-    def apply_anchors(self) -> None:
-        """Move the rank's weights to the anchors.
+    def apply(self) -> None:
+        """Move the rank's weights to the anchor.
 
         The rank keeps a fraction of its weights (``local_fraction``), or what it learned since it sent the
         pseudo-gradient (``weights_when_sent``). If the newest mean was not applied, the rank keeps its weights.
@@ -262,48 +256,47 @@ class Fragment:
         known_applied = self._reads.known(self.mean_applied)
         for name, parameter in self.parameters.items():
             if known_applied:
-                self._apply_anchor(name, parameter)
+                self._apply_to(name, parameter)
             elif known_applied is None:
                 moved_weights = parameter.clone()
-                self._apply_anchor(name, moved_weights)
+                self._apply_to(name, moved_weights)
                 parameter.copy_(self._reads.choose(self.mean_applied, moved_weights, parameter))
         self.due_step, self.weights_when_sent = None, {}
 
-    def _apply_anchor(self, name: str, weights: torch.Tensor) -> None:
-        """Move weights to the anchor of a parameter, in place; see ``apply_anchors``."""
+    def _apply_to(self, name: str, weights: torch.Tensor) -> None:
+        """Move weights to the anchor of a parameter, in place; see ``apply``."""
         if self.local_fraction:
-            weights.lerp_(self.anchors[name].to(weights), 1 - self.local_fraction)
+            weights.lerp_(self.weights[name].to(weights), 1 - self.local_fraction)
         elif name in self.weights_when_sent:
-            weights.sub_(self.weights_when_sent[name]).add_(self.anchors[name].to(weights))
+            weights.sub_(self.weights_when_sent[name]).add_(self.weights[name].to(weights))
         else:
-            weights.copy_(self.anchors[name])
+            weights.copy_(self.weights[name])
 
     @torch.no_grad()
-    def reset_to_anchors(self) -> None:
-        """Overwrite the rank's weights with the anchors, and so lose what the rank learned since the last exchange."""
+    def reset_parameters(self) -> None:
+        """Overwrite the rank's weights with the anchor, and so lose what the rank learned since the last exchange."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(self.anchors[name])
+            parameter.copy_(self.weights[name])
             if name in self.weights_when_sent:
                 self.weights_when_sent[name].copy_(parameter)
 
     @torch.no_grad()
-    def set_anchors(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite the anchors. Called while no exchange is in flight.
+    def start_from_parameters(self) -> None:
+        """Overwrite the anchor with the rank's weights, which are the same on all ranks.
 
-        Args:
-            weights: new anchors by parameter name, each of its anchor's shape; the same on all ranks.
+        Called while no exchange is in flight.
         """
-        for name, anchor in self.anchors.items():
-            anchor.copy_(weights[name])
+        for name, weight in self.weights.items():
+            weight.copy_(self.parameters[name])
         self.due_step, self.weights_when_sent = None, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchors, the rank's own weights, and when and how the rank will apply the anchors to its weights.
+        """Return the anchor, the rank's own weights, and when and how the rank will apply the anchor to its weights.
 
         Called while no exchange is in flight.
         """
         return {
-            "anchors": {name: anchor.detach() for name, anchor in self.anchors.items()},
+            "weights": {name: weight.detach() for name, weight in self.weights.items()},
             "own": {name: parameter.detach() for name, parameter in self.parameters.items()},
             "due": self.due_step,
             "left": self.weights_when_sent,
@@ -314,8 +307,8 @@ class Fragment:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that ``state_dict`` returned."""
-        for name, anchor in self.anchors.items():
-            anchor.copy_(state["anchors"][name])
+        for name, weight in self.weights.items():
+            weight.copy_(state["weights"][name])
             self.parameters[name].copy_(state["own"][name])
         self.pending, self.due_step, self.local_fraction = None, state["due"], state["keeps"]
         self.mean_applied = None if state["applied"] else torch.zeros((), dtype=torch.bool, device="cpu")
@@ -324,53 +317,19 @@ class Fragment:
         }
 
 
-def divide_into_fragments(
-    parameters: Mapping[str, torch.nn.Parameter],
-    fragment_count: int,
-    storage: AnchorStorage = DEFAULT_STORAGE,
-    exchange_shapes: Mapping[str, tuple[int, ...]] = OWN_SHAPES,
-) -> list[Fragment]:
-    """Divide a model's parameters, in order, into fragments of about equally many elements; return the fragments.
-
-    Args:
-        parameters: parameters by name, at least as many as fragments.
-        fragment_count: number of fragments.
-        storage: number format and device of the anchors.
-        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, if these are not the parameters' own
-            shapes. A parameter counts with the number of elements of its exchange shape.
-
-    Example:
-        >>> sizes = {"a": 10, "b": 10, "c": 20, "d": 5}
-        >>> model = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
-        >>> [list(fragment.parameters) for fragment in divide_into_fragments(model, 2)]
-        [['a', 'b'], ['c', 'd']]
-    """
-    sizes = {
-        name: torch.Size(exchange_shapes.get(name, parameter.shape)).numel() for name, parameter in parameters.items()
-    }
-    total_elements = sum(sizes.values())
-    parameters_of_fragments: list[dict[str, torch.nn.Parameter]] = [{}]
-    elements_so_far, parameters_left = 0, len(parameters)
-    for name, parameter in parameters.items():
-        fragments_left = fragment_count - len(parameters_of_fragments)
-        fragment_is_full = (
-            elements_so_far + sizes[name] / 2 > total_elements * len(parameters_of_fragments) / fragment_count
-        )
-        if parameters_of_fragments[-1] and fragments_left and (fragment_is_full or parameters_left <= fragments_left):
-            parameters_of_fragments.append({})
-        parameters_of_fragments[-1][name] = parameter
-        elements_so_far, parameters_left = elements_so_far + sizes[name], parameters_left - 1
-    return [Fragment(fragment, storage, exchange_shapes) for fragment in parameters_of_fragments]
+def exchange_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Return the number format of a parameter's anchor and pseudo-gradient; the parameter may have any shape."""
+    return torch.float32 if parameter.dtype in SIXTEEN_BIT_FORMATS else parameter.dtype
 
 
-def _keeps_anchors_at_zero_gradient(outer: torch.optim.Optimizer) -> bool:
-    """True if a step with zero gradients changes no anchor: for SGD without momentum and weight decay."""
+def _keeps_anchor_at_zero_gradient(outer: torch.optim.Optimizer) -> bool:
+    """True if a step with zero gradients changes no weight: for SGD without momentum and weight decay."""
     is_sgd = isinstance(outer, torch.optim.SGD)
     return is_sgd and not any(group["momentum"] or group["weight_decay"] for group in outer.param_groups)
 
 
 @contextmanager
-def undone_unless_finite(finite: torch.Tensor, anchors: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
+def undone_unless_finite(finite: torch.Tensor, weights: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
     """Return a context for an outer step, which is undone on exit, bit for bit, if the mean was not finite.
 
     The host does not wait for the device, which alone knows whether the mean was finite. If the mean was not finite,
@@ -379,17 +338,17 @@ def undone_unless_finite(finite: torch.Tensor, anchors: Sequence[torch.nn.Parame
 
     Args:
         finite: whether the mean was finite, 0-d bool tensor.
-        anchors: anchors that the optimizer changes, of any shapes.
-        state: the outer optimizer's state, by anchor and by name.
+        weights: weights of the anchor, which the optimizer changes, of any shapes.
+        state: the outer optimizer's state, by weight and by name.
     """
     copies_before_step = [
-        (anchor, anchor.data.clone(), _copies_on_device(finite.device, state.get(anchor, {}))) for anchor in anchors
+        (weight, weight.data.clone(), _copies_on_device(finite.device, state.get(weight, {}))) for weight in weights
     ]
     yield
-    for anchor, previous_anchor, previous_tensors in copies_before_step:
-        anchor.data = torch.where(finite, anchor.data, previous_anchor)
+    for weight, previous_weight, previous_tensors in copies_before_step:
+        weight.data = torch.where(finite, weight.data, previous_weight)
         for key, previous_tensor in previous_tensors.items():
-            state[anchor][key] = torch.where(finite, state[anchor][key], previous_tensor)
+            state[weight][key] = torch.where(finite, state[weight][key], previous_tensor)
 
 
 def _copies_on_device(device: torch.device, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
