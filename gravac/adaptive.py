@@ -30,7 +30,7 @@ from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.modes.outer.round_state import RoundState
 from gravac.opening import NO_FURTHER_TEXTS, RunOpening
-from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
+from gravac.policy import OuterSettings, Policy, load_policy
 from gravac.restoring import Restoring
 from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp import failed_future
@@ -60,28 +60,10 @@ class AdaptiveCompressor(Closeable):
         cf_range: lowest and highest compression factor (CF) to choose from, each 1 or more; default: (2, 1000). A
             ladder's CFs are wire ratios: bytes of a dense float32 all-reduce / bytes sent. Dense is always allowed.
         controller: ``"goodput"``, ``"gravac"``, another controller's name, or a controller object such as
-            ``Static(cf=10)``. ``None``, the default, means ``"gravac"`` if ``base`` names a compressor whose gain is a
-            share of the gradient's energy (top-k, quantizers with error feedback, low rank, DGC ...), or if
-            ``window``, ``epsilon``, ``omega`` or ``step`` is set. It means ``"goodput"`` for the ladder, for unbiased
-            compressors such as QSGD, and if ``every`` is a range. The log of ``logging.getLogger("gravac")`` names it.
-        window: number of steps between decisions, 1 or more; ``None``, the default: the controller's own default.
-            ``window``, ``epsilon``, ``omega`` and ``step`` are settings of the controller ``"gravac"``.
-        epsilon: gain (share of the gradient's energy that is sent) below which a CF is refused, in (0, 1]. The default
-            ``epsilon_mode`` of ``GraVAC`` multiplies ``epsilon`` by the gain at the lowest CF.
-        omega: relative difference below which two gains or throughputs count as equal.
-        step: spacing of the CFs to choose from. The lowest CF is multiplied by 1, 2, 4, 16, 256
-            (``"exponential"``), or by 1, 2, 4, 8 ... (``"geometric"``).
-        error_feedback: fraction of the unsent part of each gradient that is added to the next gradient, in [0, 1];
-            ``None``, the default: the compressor's own fraction.
-        dense: number format of tensors that are sent dense: ``"float32"`` (the default), ``"float16"`` or
-            ``"bfloat16"``.
-        sixteen_bit: whether the controller may choose to send all tensors in 16 bit although ``dense`` is float32;
-            default: True. The format is bfloat16, or that of a ladder's 16-bit member.
-        overflow_safety: whether a step with a gradient that is not finite, on any rank, leaves residuals unchanged;
-            ``None``, the default: true for float16 gradients, and with a GradScaler.
-        dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024. Tensors of one
-            dimension are always sent dense.
-        seed: seed of compressors that draw random numbers; default: 0.
+            ``GraVAC(window=20, epsilon=0.7)``. ``None``, the default, means ``"gravac"`` if ``base`` names a compressor
+            whose gain is a share of the gradient's energy (top-k, quantizers with error feedback, low rank, DGC ...).
+            It means ``"goodput"`` for the ladder, for unbiased compressors such as QSGD, and if ``every`` is a range.
+            The log of ``logging.getLogger("gravac")`` names it.
         every: number of steps from one exchange to the next, 1 or more. 1, the default: gradients are averaged in each
             step. 10: ranks train on their own for ten steps. ``(1, 100)``: the controller decides, between these
             bounds.
@@ -92,11 +74,13 @@ class AdaptiveCompressor(Closeable):
             efficiency exceeds this bound with a probability of 80 %; dense gradient averaging, in float32 or 16 bit, is
             always allowed. ``None``, the default: 0.45 for the default ladder's methods in hook steps under
             ``Goodput``, otherwise any efficiency. Meant for runs with a fixed number of steps.
+        error_feedback: fraction of the unsent part of each gradient that is added to the next gradient, in [0, 1];
+            ``None``, the default: the compressor's own fraction.
+        dense: number format of tensors that are sent dense: float32 (the default), float16 or bfloat16, as a
+            ``torch.dtype`` or its name.
         outer: settings of outer steps: an ``OuterSettings``, or a dict of its fields; ``None``: its defaults.
         samples_per_step: number of samples of a step over all ranks, to log samples per second; ``None``, the default:
             each rank's step counts as one sample.
-        steps_per_epoch: number of steps of an epoch, 1 or more; reasons of decisions then name the epoch, too, and
-            ``Accordion`` counts in epochs. Default: ``None``.
         total_steps: number of training steps of the run, 1 or more, the same on all ranks; the log has it. Default:
             ``None``, not known.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes; ``attach`` checks that rank 0 can write
@@ -104,10 +88,9 @@ class AdaptiveCompressor(Closeable):
         sinks: functions, each of which is called with every record (of a step, a decision, ...) on rank 0; what they
             return is not used. A sink with a method ``close()`` is closed with the run. Default: none.
         process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
-        executor: what runs the exchange: ``"stream"``: a GPU's streams (NCCL); ``"thread"``: a thread (gloo);
-            ``"auto"``, the default: the one that fits the process group's backend.
-        history: number of the newest decisions that the attribute ``history`` and checkpoints hold, 1 or more; default:
-            1000. Logs in ``log_dir`` hold all.
+        seed: seed of compressors that draw random numbers; default: 0.
+
+    A ``Policy`` has some further fields, such as ``dense_below``; see ``from_policy``.
 
     Raises:
         SettingsError: a setting is wrong; the message has its name, its value and the allowed range.
@@ -125,122 +108,69 @@ class AdaptiveCompressor(Closeable):
         cf_range: tuple[float, float] = (2, 1000),
         *,
         controller: Controller[Any] | str | None = None,
-        window: int | None = None,
-        epsilon: float | None = None,
-        omega: float | None = None,
-        step: str | None = None,
-        error_feedback: float | None = None,
-        dense: str = "float32",
-        sixteen_bit: bool = True,
-        overflow_safety: bool | None = None,
-        dense_below: int = 1024,
-        seed: int = 0,
         every: int | tuple[int, int] = 1,
         native: bool = True,
         least_efficiency: float | None = None,
+        error_feedback: float | None = None,
+        dense: torch.dtype | str = "float32",
         outer: OuterSettings | Mapping[str, Any] | None = None,
         samples_per_step: float | None = None,
-        steps_per_epoch: int | None = None,
         total_steps: int | None = None,
         log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
-        executor: str = "auto",
-        history: int = 1000,
+        seed: int = 0,
     ) -> None:
         policy = Policy(
             base=base,
             cf_range=cf_range,
-            controller=controller_with(
-                controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step}
-            ),
-            error_feedback=error_feedback,
-            dense=dense,
-            sixteen_bit=sixteen_bit,
-            overflow_safety=overflow_safety,
-            dense_below=dense_below,
-            seed=seed,
+            controller=controller,
             every=every,
             native=native,
             least_efficiency=least_efficiency,
+            error_feedback=error_feedback,
+            dense=dense,
             outer=OuterSettings() if outer is None else outer,
-        )
-        settings = RunSettings(
-            policy=policy,
             samples_per_step=samples_per_step,
-            steps_per_epoch=steps_per_epoch,
             total_steps=total_steps,
-            history=history,
             log_dir=log_dir,
-            executor=executor,
+            seed=seed,
         )
-        self._build(settings, sinks, process_group)
+        self._build(policy, sinks, process_group)
 
     @classmethod
     def from_policy(
         cls,
         policy: str | Path | Policy,
         *,
-        samples_per_step: float | None = None,
-        steps_per_epoch: int | None = None,
-        total_steps: int | None = None,
-        log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
-        executor: str = "auto",
-        history: int = 1000,
+        **changes: Any,
     ) -> "AdaptiveCompressor":
         """Create a compressor from a policy: the name of a shipped policy (``"gravac"``), a TOML file, or a ``Policy``.
 
-        The other arguments mean the same as in ``AdaptiveCompressor``.
+        Args:
+            policy: the policy; a ``Policy`` has all settings of a run.
+            sinks: functions, each of which is called with every record of the run, on rank 0; see ``Sink``.
+            process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
+            changes: fields of the policy to replace, such as ``log_dir="runs"``.
 
         Raises:
             SettingsError: there is no such policy, the policy has an unknown key or a wrong value, or an argument is
                 wrong.
+
+        Example:
+            >>> from gravac import AdaptiveCompressor
+            >>> AdaptiveCompressor.from_policy("gravac", dense_below=4096).policy.dense_below
+            4096
         """
-        settings = RunSettings(
-            policy=policy if isinstance(policy, Policy) else load_policy(policy),
-            samples_per_step=samples_per_step,
-            steps_per_epoch=steps_per_epoch,
-            total_steps=total_steps,
-            history=history,
-            log_dir=log_dir,
-            executor=executor,
-        )
-        return cls.from_settings(settings, sinks, process_group)
-
-    @classmethod
-    def from_settings(
-        cls,
-        settings: RunSettings,
-        sinks: Sequence[Sink] = (),
-        process_group: dist.ProcessGroup | None = None,
-    ) -> "AdaptiveCompressor":
-        """Create a compressor from all settings of a run.
-
-        Args:
-            settings: settings of the run.
-            sinks: functions, each of which is called with every record of the run, on rank 0; see ``Sink``.
-            process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
-
-        Raises:
-            SettingsError: ``sinks`` are not callables, or ``process_group`` is no process group.
-        """
-        if not isinstance(settings, RunSettings):
-            raise SettingsError(
-                f"settings: give a RunSettings, such as RunSettings(policy=Policy()) (got {short_repr(settings)})"
-            )
+        loaded_policy = policy if isinstance(policy, Policy) else load_policy(policy)
         compressor = cls.__new__(cls)
-        compressor._build(settings, sinks, process_group)
+        compressor._build(loaded_policy(**changes), sinks, process_group)
         return compressor
 
-    def _build(
-        self,
-        settings: RunSettings,
-        sinks: Sequence[Sink],
-        group: dist.ProcessGroup | None,
-    ) -> None:
-        """Check sinks, and create the engine; called once, by the constructor or ``from_settings``."""
+    def _build(self, policy: Policy, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
+        """Check sinks, and create the engine; called once, by the constructor or ``from_policy``."""
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
             raise SettingsError(f"sinks: give a sequence of functions of a record (got {short_repr(sinks)})")
         if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -248,14 +178,14 @@ class AdaptiveCompressor(Closeable):
                 "process_group: give a group of torch.distributed.new_group that has this rank, or None for the "
                 f"default group (got {short_repr(group)})"
             )
-        self.settings, self.policy = settings, settings.policy
+        self.policy = policy
         self._requested_group = group
-        self._sinks = Sinks(sinks, settings.log_dir)
-        engine_and_admission = build(settings, self._sinks, lambda: self._opening.open())
+        self._sinks = Sinks(sinks, policy.log_dir)
+        engine_and_admission = build(policy, self._sinks, lambda: self._opening.open())
         self._engine, self._admission = engine_and_admission.engine, engine_and_admission.admission
-        self._restoring = Restoring(self.policy, self._engine)
+        self._restoring = Restoring(policy, self._engine)
         self._opening = RunOpening(
-            settings, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
+            policy, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
         )
         self._connection = ModelConnection(self._opening, self.hook)
         self._is_closed = self._is_idle = False
@@ -550,7 +480,7 @@ class AdaptiveCompressor(Closeable):
 
         The first decision is of step 0: with what the run begins. Then the controller decides at the end of each window
         (a number of steps), and earlier if a measurement calls for it. ``print(record)`` shows step, candidate and
-        reason of a decision. The setting ``history`` limits the number of decisions.
+        reason of a decision. The newest 1000 decisions are kept; logs in ``log_dir`` have all.
         """
         return list(self._engine.settled.history)
 

@@ -17,7 +17,7 @@ from gravac.engine.engine import Engine
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.modes.outer.candidates import delays_by_candidate, every_choices, with_outer_candidates
-from gravac.policy import RunSettings
+from gravac.policy import Policy
 from gravac.telemetry.records import Record
 
 
@@ -29,7 +29,7 @@ class RunAdmission:
     since the forecasts of outer steps need that time.
 
     Attributes:
-        settings: settings of the run.
+        policy: settings of the run.
         averager: object that predicts the bytes that candidates send.
         link: measured latency and bandwidth of the link; ``None``: not known.
         coding: measured seconds of encode and decode for each byte of a float32 tensor, by CF. For a CF that is
@@ -40,7 +40,7 @@ class RunAdmission:
             optimizer states equal on all ranks again.
     """
 
-    settings: RunSettings
+    policy: Policy
     averager: Averager
     link: LinkProbe | None = None
     coding: Mapping[float, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class RunAdmission:
             state: state of the run; this method sets its ``candidates``.
             forms: shapes and dtypes of all the model's gradients.
         """
-        policy, outer_settings = self.settings.policy, self.settings.policy.outer
+        policy, outer_settings = self.policy, self.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
         step_counts = every_choices(*policy.every)
         may_average_each_step = step_counts[0] == 1
@@ -99,23 +99,17 @@ class BuiltEngine:
     admission: RunAdmission
 
 
-def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> BuiltEngine:
+def build(policy: Policy, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> BuiltEngine:
     """Create the engine of a run, and the object that admits its candidates. No process group is needed yet.
 
     Args:
-        settings: settings of the run.
+        policy: settings of the run.
         emit: function that is called with each record of the run, by the executor.
         open_executor: function without arguments that creates an executor and gives it to ``Engine.use``; called when
             the first step begins, at the latest.
     """
-    averager = averager_of(settings.policy)
-    admission = RunAdmission(settings, averager)
-    record_settings = RecordSettings(
-        settings.samples_per_step,
-        settings.steps_per_epoch,
-        settings.as_dict(),
-        settings.history,
-        settings.policy.controller_note,
-    )
-    deciding = Deciding(settings.policy.controller, admission, emit, record_settings)
+    averager = averager_of(policy)
+    admission = RunAdmission(policy, averager)
+    record_settings = RecordSettings(policy.samples_per_step, policy.as_dict(), policy.controller_note)
+    deciding = Deciding(policy.controller, admission, emit, record_settings)
     return BuiltEngine(Engine(averager, deciding, open_executor), admission)

@@ -65,7 +65,7 @@ class ModelConnection:
 
     def __init__(self, opening: RunOpening, hook: Hook) -> None:
         self._opening, self._hook = opening, hook
-        self._policy, self._engine = opening.settings.policy, opening.engine
+        self._policy, self._engine = opening.policy, opening.engine
         self._admission, self._requested_group = opening.admission, opening.group
         self.adapter = DDPAdapter(self._engine)
         self.switch: Switch | None = None

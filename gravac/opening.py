@@ -13,7 +13,7 @@ from gravac.engine.engine import Engine
 from gravac.exchange.comparing import check_alike, largest_shapes
 from gravac.exchange.executor import Executor
 from gravac.exchange.opening import OpenedExecutor, open_executor
-from gravac.policy import RunSettings
+from gravac.policy import Policy
 from gravac.restoring import Restoring
 from gravac.telemetry.sinks import Sinks
 
@@ -25,7 +25,7 @@ class RunOpening:
     """Compares a run's settings over the ranks and creates its executor, once model and process group are known.
 
     Args:
-        settings: settings of the run.
+        policy: settings of the run.
         engine: engine that gets the executor.
         admission: object that admits candidates; gets the measured speed of the link and seconds of encode and decode.
         sinks: sinks of the run's records; opened on rank 0 only.
@@ -33,7 +33,7 @@ class RunOpening:
         group: group of the ranks that average; ``None``: the default group.
 
     Attributes:
-        settings: settings of the run.
+        policy: settings of the run.
         engine: engine that gets the executor.
         admission: object that admits candidates.
         restoring: object that restores a loaded state, and checks whether the state fits rank and model.
@@ -44,7 +44,7 @@ class RunOpening:
 
     def __init__(
         self,
-        settings: RunSettings,
+        policy: Policy,
         engine: Engine,
         admission: RunAdmission,
         sinks: Sinks,
@@ -54,7 +54,7 @@ class RunOpening:
         self.group = group
         self.agree_group: dist.ProcessGroup | None = None
         self.executor: Executor | None = None
-        self.settings, self.engine, self.admission = settings, engine, admission
+        self.policy, self.engine, self.admission = policy, engine, admission
         self.restoring, self._sinks = restoring, sinks
 
     def open(self, texts_to_compare: Mapping[str, str] = NO_FURTHER_TEXTS) -> None:
@@ -83,7 +83,7 @@ class RunOpening:
             self.restoring.check_rank(executor.rank, executor.world)
             if executor.agree_rank == 0:
                 self._sinks.open()
-            self.admission.coding = time_codecs(self.settings.policy, self.engine.forms, opened_executor)
+            self.admission.coding = time_codecs(self.policy, self.engine.forms, opened_executor)
         except BaseException as failure:
             executor.abandon(failure)  # so that the other ranks raise, too
             executor.close()
@@ -97,10 +97,10 @@ class RunOpening:
         Args:
             texts_to_compare: further texts, by name, that must be equal on all ranks.
         """
-        settings, device = self.settings, self.engine.device
-        shared_texts = {**settings.shared(), **texts_to_compare}
+        device = self.engine.device
+        shared_texts = {**self.policy.shared(), **texts_to_compare}
         if self.agree_group is not None:
             check_alike(shared_texts, device, self.agree_group)
             self.engine.decide_by(largest_shapes(self.engine.shapes, self.agree_group))
         check_alike({**shared_texts, **self.engine.parameter_texts}, device, self.group)
-        return open_executor(device, self.group, self.agree_group, settings.executor)
+        return open_executor(device, self.group, self.agree_group)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All settings of a run. Most are fields of the policy, an object that can be read from a TOML file."""
+"""All settings of a run: the fields of a policy, an object that can be read from a TOML file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,10 @@ from gravac.compressors.ladder import Ladder
 from gravac.controllers import CONTROLLERS, Goodput, GraVAC
 from gravac.controllers.base import has_flag
 from gravac.settings import Settings, SettingsError, is_number, short_repr
-from gravac.texts import text_of, texts_of
-
-SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "executor", "history")
-"""Names of fields that ``RunSettings`` has besides the policy, and that must be equal on all ranks."""
+from gravac.texts import texts_of
 
 COMPARED_IN_ATTACH = ("outer.local_buffers",)
-"""Names of settings that ``RunSettings.shared`` omits: ranks may set them differently, within limits.
+"""Names of settings that ``Policy.shared`` omits: ranks may set them differently, within limits.
 
 ``attach`` checks the limits: ``local_buffers`` must have the same names, in any order."""
 
@@ -79,10 +76,11 @@ class OuterSettings(Settings):
 
 
 class Policy(Settings):
-    """Compressor, controller and error feedback of a run, with their settings.
+    """All settings of a run: compressor, controller, and how they are used.
 
     The fields are also the keys of a policy's TOML file, in which a compressor or a controller is a table of its
-    ``name`` and its settings. :class:`gravac.AdaptiveCompressor` explains each field in full.
+    ``name`` and its settings. :class:`gravac.AdaptiveCompressor` explains the fields that it takes in full. The ranks
+    compare the fields, and the log has them.
 
     Attributes:
         base: the compressor, or its name; default: ``ladder``.
@@ -94,7 +92,7 @@ class Policy(Settings):
             ``every`` is a range.
         error_feedback: fraction of the unsent part of a gradient that is added to the next gradient, in [0, 1];
             ``None``, the default: the compressor's own.
-        dense: number format of tensors that are sent dense; default: ``"float32"``.
+        dense: number format of tensors that are sent dense, as a ``torch.dtype`` or its name; default: ``"float32"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit; default: True.
         overflow_safety: whether a step with a gradient that is not finite leaves residuals unchanged; ``None``, the
             default: only for float16 gradients and with a GradScaler.
@@ -105,6 +103,10 @@ class Policy(Settings):
             compressed or outer step, in (0, 1]; ``None``, the default: 0.45 for the default ladder's methods in hook
             steps under ``Goodput``, otherwise any efficiency.
         outer: settings of outer steps; default: ``OuterSettings()``.
+        samples_per_step: number of samples of a step over all ranks, above 0; ``None``, the default: each rank's step
+            counts as one sample.
+        total_steps: number of training steps of the run, 1 or more; ``None``, the default: not known.
+        log_dir: folder for logs; ``None``, the default: nothing is written. It may differ between ranks.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range, or two settings contradict each
@@ -124,6 +126,9 @@ class Policy(Settings):
     native: bool = True
     least_efficiency: float | None = Field(default=None, gt=0, le=1)
     outer: OuterSettings = Field(default_factory=lambda: OuterSettings())
+    samples_per_step: float | None = Field(default=None, gt=0)
+    total_steps: int | None = Field(default=None, gt=0)
+    log_dir: Path | None = None
 
     @field_validator("base", mode="before")
     @classmethod
@@ -141,7 +146,19 @@ class Policy(Settings):
     @field_validator("dense", mode="before")
     @classmethod
     def _parse_dense(cls, setting: Any) -> Any:
+        if isinstance(setting, torch.dtype):
+            setting = str(setting).removeprefix("torch.")
         return dense(dtype=setting) if isinstance(setting, str) else setting
+
+    @field_validator("log_dir", mode="before")
+    @classmethod
+    def _check_folder_name(cls, folder: Any) -> Any:
+        is_path = folder is None or isinstance(folder, (str, os.PathLike))
+        if not is_path or folder == "" or "\0" in str(folder):
+            raise ValueError(
+                "give a folder, such as 'runs/first', '.' for the current folder, or None to write nothing"
+            )
+        return folder
 
     @field_validator("cf_range", mode="before")
     @classmethod
@@ -278,10 +295,12 @@ class Policy(Settings):
     def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return the settings by dotted name, such as ``"base.values"``, for logs; ``"auto"`` stands for ``None``.
 
-        Settings of outer steps are left out if ``every`` is 1.
+        Settings of outer steps are left out if ``every`` is 1, and so is ``log_dir``.
         """
         settings: dict[str, str | int | float | bool] = {}
         for field, setting in self:
+            if field == "log_dir":
+                continue
             if isinstance(setting, OuterSettings):
                 if self.every != (1, 1):
                     settings.update(
@@ -298,57 +317,6 @@ class Policy(Settings):
                 settings[field] = _as_scalar(setting)
         return settings
 
-
-class RunSettings(Settings):
-    """All settings of a run; :class:`gravac.AdaptiveCompressor` explains each in full.
-
-    Attributes:
-        policy: compressor, controller and error feedback; default: ``Policy()``. If ``steps_per_epoch`` is given, a
-            controller with a method ``for_run`` is replaced by ``for_run(steps_per_epoch)``.
-        samples_per_step: number of samples of a step over all ranks, above 0; ``None``, the default: each rank's step
-            counts as one sample.
-        steps_per_epoch: number of steps of an epoch, 1 or more; ``None``, the default: not known.
-        total_steps: number of training steps of the run, 1 or more; ``None``, the default: not known.
-        history: number of the newest decisions that ``AdaptiveCompressor.history`` holds, 1 or more; default: 1000.
-        log_dir: folder for logs; ``None``, the default: nothing is written.
-        executor: what runs the exchange: ``"thread"``, ``"stream"`` (a GPU's streams), or ``"auto"``, the default.
-
-    Raises:
-        SettingsError: a setting is unknown, of the wrong type, or out of its range, or two settings contradict each
-            other.
-    """
-
-    samples_per_step: float | None = Field(default=None, gt=0)
-    steps_per_epoch: int | None = Field(default=None, gt=0)
-    total_steps: int | None = Field(default=None, gt=0)
-    history: int = Field(default=1000, ge=1)
-    log_dir: Path | None = None
-    executor: Literal["auto", "thread", "stream"] = "auto"
-    policy: Policy = Field(default_factory=lambda: Policy())
-
-    @field_validator("log_dir", mode="before")
-    @classmethod
-    def _check_folder_name(cls, folder: Any) -> Any:
-        is_path = folder is None or isinstance(folder, (str, os.PathLike))
-        if not is_path or folder == "" or "\0" in str(folder):
-            raise ValueError(
-                "give a folder, such as 'runs/first', '.' for the current folder, or None to write nothing"
-            )
-        return folder
-
-    @field_validator("policy")
-    @classmethod
-    def _with_epochs(cls, policy: Policy, info: ValidationInfo) -> Policy:
-        steps_per_epoch, for_run = info.data.get("steps_per_epoch"), getattr(policy.controller, "for_run", None)
-        return policy if steps_per_epoch is None or for_run is None else policy(controller=for_run(steps_per_epoch))
-
-    def as_dict(self) -> dict[str, str | int | float | bool]:
-        """Return the settings by dotted name, as numbers, texts and bools, for the log's ``RunRecord``."""
-        samples_per_step = self.samples_per_step or "steps/s x ranks"
-        run_settings = {"samples_per_step": samples_per_step, "steps_per_epoch": self.steps_per_epoch or "auto"}
-        run_settings |= {"total_steps": self.total_steps or "auto"}
-        return {**self.policy.as_dict(), **run_settings}
-
     def shared(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as texts by name.
 
@@ -356,9 +324,8 @@ class RunSettings(Settings):
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         versions["beliefs"] = beliefs.beliefs_in_force().digest
-        policy_texts = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
-        run_texts = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
-        return {**versions, **policy_texts, **run_texts}
+        left_out = ("log_dir", *COMPARED_IN_ATTACH)
+        return {**versions, **{name: text for name, text in texts_of(self).items() if name not in left_out}}
 
 
 def reason_for_goodput(base: Compressor, every: tuple[int, int]) -> str:
@@ -499,28 +466,3 @@ def _as_scalar(setting: Any) -> str | int | float | bool:
     if isinstance(setting, (str, int, float, bool)):
         return setting
     return "auto" if setting is None else str(setting)
-
-
-def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
-    """Return the controller for the arguments ``controller``, ``window``, ``epsilon``, ... of ``AdaptiveCompressor``.
-
-    Args:
-        controller: controller or its name; ``None``: the policy's default, but ``"gravac"`` if a setting is given.
-        settings: settings of ``"gravac"`` by name; ``None`` means that a setting is not given.
-
-    Returns:
-        A ``GraVAC`` with the settings if any is given; otherwise ``controller``.
-
-    Raises:
-        SettingsError: settings are given together with another controller than ``"gravac"``.
-    """
-    settings = {name: setting for name, setting in settings.items() if setting is not None}
-    if not settings:
-        return controller
-    if controller not in (None, "gravac"):
-        raise SettingsError(
-            f"{next(iter(settings))}: AdaptiveCompressor takes this setting only for the controller 'gravac', not for "
-            f"{getattr(controller, 'name', controller)!r}; leave controller out, or give the "
-            f"setting to the controller itself, such as GraVAC({next(iter(settings))}=...)"
-        )
-    return CONTROLLERS["gravac"](**settings)

@@ -51,8 +51,8 @@ class Settings(BaseModel):
             raise SettingsError(explain(error, type(self))) from None
 
     def __call__(self, /, **changes: Any) -> Self:
-        """Return a copy of the settings, with the fields in ``changes`` replaced."""
-        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+        """Return a copy of the settings, with the fields in ``changes`` replaced; other defaults are chosen anew."""
+        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     @field_validator("*", mode="wrap")
     @classmethod

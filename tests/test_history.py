@@ -5,9 +5,11 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from gravac import AdaptiveCompressor, Static, topk
+from gravac.engine import decisions
 from gravac.engine.engine import Engine
 from gravac.exchange.lockstep import Lockstep
 from gravac.telemetry.jsonl import read_jsonl
@@ -29,8 +31,11 @@ def train(door: Engine, steps: int) -> None:
         handle.wait()
 
 
-def test_history_and_checkpoints_hold_the_newest_records_and_the_log_all_of_them(tmp_path: Path) -> None:
-    compressor, door = opened(history=3, log_dir=tmp_path)
+def test_history_and_checkpoints_hold_the_newest_records_and_the_log_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "DECISIONS_KEPT", 3)
+    compressor, door = opened(log_dir=tmp_path)
     train(door, 12)
     saved = [record["step"] for record in compressor.state_dict()["history"]]
     kept = compressor.history
@@ -40,19 +45,21 @@ def test_history_and_checkpoints_hold_the_newest_records_and_the_log_all_of_them
     assert [record.step for record in kept] == saved == [record.step for record in logged[-3:]]
 
 
-def test_a_state_with_a_longer_history_loads_and_keeps_the_newest() -> None:
+def test_a_state_with_a_longer_history_loads_and_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     before, door = opened()
     train(door, 12)
     state = before.state_dict()
     assert len(state["history"]) > 6
-    after, _ = opened(history=4)
+    monkeypatch.setattr(decisions, "DECISIONS_KEPT", 4)
+    after, _ = opened()
     after.load_state_dict(state)
     assert after.history == before.history[-4:]
     assert len(state["history"]) > 6
 
 
-def test_the_history_of_outer_steps_is_bounded_too() -> None:
-    ranks = Ranks(2, history=2, controller=Static(cf=1, window=1)).train(8)
+def test_the_history_of_outer_steps_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "DECISIONS_KEPT", 2)
+    ranks = Ranks(2, controller=Static(cf=1, window=1)).train(8)
     assert [record.step for record in ranks.outer[0].history] == [record.step for record in ranks.outer[1].history]
     assert len(ranks.outer[0].history) == 2
     assert len(ranks.outer[0].state_dict()["history"]) == 2

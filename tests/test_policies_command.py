@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gravac import Accordion, AdaptiveCompressor, SettingsError, load_policy, policy_names
+from gravac import AdaptiveCompressor, SettingsError, load_policy, policy_names
 from gravac.commands import policies
 
 pytestmark = pytest.mark.timeout(60)
@@ -96,15 +96,6 @@ def test_the_policies_for_links_stand_on_the_rule_of_the_default(name: str, low:
     assert (policy.base.name, policy.dense_format.dtype, policy.cf_range) == ("ladder", "bfloat16", (low, high))
     assert policy.controller.name == load_policy("goodput").controller.name == "goodput"
     assert len(policy.controller.propose(policy.cf_range, reach)) >= 3
-
-
-def test_accordions_epochs_are_the_runs_unless_it_says() -> None:
-    with AdaptiveCompressor.from_policy("accordion", steps_per_epoch=390) as compressor:
-        assert compressor.policy.controller.epoch == 390
-    with AdaptiveCompressor(controller=Accordion(epoch=7), steps_per_epoch=390) as compressor:
-        assert compressor.policy.controller.epoch == 7
-    with pytest.raises(SettingsError, match=r"epoch: .*greater than or equal to 3"):
-        AdaptiveCompressor.from_policy("accordion", steps_per_epoch=2)
 
 
 def test_the_policy_of_dgc_rises_as_published() -> None:

@@ -27,8 +27,9 @@ from gravac import (
     topk,
 )
 from gravac.exchange.lockstep import Lockstep
-from gravac.policy import OuterSettings, RunSettings
+from gravac.policy import OuterSettings
 from gravac.settings import Settings, is_number
+from tests.policies import adaptive
 
 
 @pytest.mark.parametrize(
@@ -51,14 +52,10 @@ from gravac.settings import Settings, is_number
         ({"base": gravac.TopK}, "base: give a compressor"),
         ({"controller": "pid"}, "controller: there is no controller 'pid'"),
         ({"controller": 7}, "controller: give a controller"),
-        ({"window": 0}, "window: .*greater than or equal to 1.*got 0"),
-        ({"epsilon": 1.5}, "epsilon: .*got 1.5"),
-        ({"omega": -1}, "omega: .*got -1"),
-        ({"step": "linear"}, "step: .*'exponential'.*got 'linear'"),
-        (
-            {"controller": Static(cf=10), "window": 5},
-            "window: AdaptiveCompressor takes this setting only for",
-        ),
+        ({"controller": {"name": "gravac", "window": 0}}, "controller: window: .*greater than or equal to 1.*got 0"),
+        ({"controller": {"name": "gravac", "epsilon": 1.5}}, "controller: epsilon: .*got 1.5"),
+        ({"controller": {"name": "gravac", "omega": -1}}, "controller: omega: .*got -1"),
+        ({"controller": {"name": "gravac", "step": "linear"}}, "controller: step: .*'exponential'.*got 'linear'"),
         ({"error_feedback": 1.2}, "error_feedback: .*less than or equal to 1.*got 1.2"),
         ({"dense": "float8"}, "dense: .*'float32', 'float16' or 'bfloat16'.*got 'float8'"),
         ({"sixteen_bit": "maybe"}, "sixteen_bit: .*valid boolean.*got 'maybe'"),
@@ -66,25 +63,27 @@ from gravac.settings import Settings, is_number
         ({"seed": "x"}, "seed: .*got 'x'"),
         ({"seed": "3"}, "seed: give a number, not text .got '3'"),
         ({"seed": True}, "seed: give a number, not True or False .got True"),
-        ({"window": True}, "window: give a number, not True or False .got True"),
+        (
+            {"controller": {"name": "gravac", "window": True}},
+            "controller: window: give a number, not True or False .got True",
+        ),
         ({"sixteen_bit": 1}, "sixteen_bit: give True or False .got 1"),
         ({"overflow_safety": "yes"}, "overflow_safety: give True or False .got 'yes'"),
         ({"samples_per_step": 0}, "samples_per_step: .*greater than 0"),
         ({"samples_per_step": float("inf")}, "samples_per_step: .*finite number.*got inf"),
         ({"log_dir": ""}, "log_dir: give a folder, such as .*got ''"),
         ({"log_dir": "runs\0"}, "log_dir: give a folder, such as"),
-        ({"history": 0}, "history: .*greater than or equal to 1.*got 0"),
         ({"sinks": print}, "sinks: give a sequence of functions of a record .got <built-in function print>"),
         ({"sinks": [3]}, r"sinks: give a sequence of functions of a record .got \[3\]"),
         ({"process_group": "x"}, "process_group: give a group of torch.distributed.new_group .* .got 'x'"),
-        ({"steps_per_epoch": 1.5}, "steps_per_epoch: .*got 1.5"),
+        ({"total_steps": 1.5}, "total_steps: .*got 1.5"),
         ({"base": dense}, "cf_range: dense in float32 reaches only CF 1"),
     ],
     ids=str,
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        AdaptiveCompressor(**{"base": topk, **settings})
+        adaptive(**{"base": topk, **settings})
 
 
 NUMERIC = [
@@ -92,7 +91,7 @@ NUMERIC = [
     for kind in (*COMPRESSORS.values(), Static(cf=2), GraVAC(), Goodput(), Accordion(), Warmup(), Policy())
     for name, value in kind
     if is_number(value)
-] + [(kind, name) for kind in (OuterSettings(), RunSettings()) for name in ("samples", "samples_per_step", "history")]
+] + [(kind, name) for kind in (OuterSettings(), Policy()) for name in ("samples", "samples_per_step", "total_steps")]
 """Settings objects, and names of their fields that hold numbers."""
 
 
@@ -113,7 +112,7 @@ def test_whole_numbers_are_taken_for_floats_and_lists_and_arrays_for_tuples() ->
     policy = Policy(base=topk, cf_range=[2, 50], error_feedback=1, seed=np.int64(3))
     assert (policy.cf_range, policy.error_feedback, policy.seed) == ((2.0, 50.0), 1.0, 3)
     assert Policy(base=topk, cf_range=np.array([2, 50])).cf_range == (2.0, 50.0)
-    assert RunSettings(steps_per_epoch=100.0, log_dir="runs").steps_per_epoch == 100
+    assert Policy(total_steps=100.0, log_dir="runs").total_steps == 100
 
 
 def test_unknown_settings_are_refused() -> None:
@@ -188,10 +187,24 @@ def test_the_default_policy_is_what_the_constructor_does() -> None:
     assert AdaptiveCompressor(topk, (10, 1000), controller="gravac").policy == load_policy("gravac")
 
 
-def test_gravacs_settings_choose_gravac() -> None:
-    assert AdaptiveCompressor(topk, epsilon=0.9).policy.controller == GraVAC(epsilon=0.9)
-    with pytest.raises(SettingsError, match=r"epsilon: AdaptiveCompressor takes this setting only for"):
-        AdaptiveCompressor(topk, epsilon=0.9, controller="goodput")
+def test_a_changed_policy_chooses_its_defaults_anew() -> None:
+    policy = Policy()
+    assert policy.controller.name == "goodput"
+    assert policy(base=topk).controller.name == "gravac"
+    assert policy(controller=Static(cf=8))(base=topk).controller == Static(cf=8)
+
+
+def test_fields_of_a_policy_are_replaced_and_unknown_ones_refused() -> None:
+    compressor = AdaptiveCompressor.from_policy("gravac", dense_below=0, total_steps=10)
+    assert compressor.policy == load_policy("gravac")(dense_below=0, total_steps=10)
+    with pytest.raises(SettingsError, match=r"dense_under: unknown setting .*known settings: .*dense_below"):
+        AdaptiveCompressor.from_policy("gravac", dense_under=0)
+
+
+def test_a_dense_format_is_a_dtype_or_its_name() -> None:
+    assert AdaptiveCompressor(dense=torch.bfloat16).policy == AdaptiveCompressor(dense="bfloat16").policy
+    with pytest.raises(SettingsError, match="dense: "):
+        AdaptiveCompressor(dense=torch.int8)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +257,9 @@ def refused(*_: Any, **__: Any) -> str:
 
 
 @pytest.mark.parametrize("wrong", [None, 5, b"gravac", []], ids=repr)
-@pytest.mark.parametrize("make", [AdaptiveCompressor.from_policy, load_policy, AdaptiveCompressor.from_settings])
-def test_what_is_no_policy_and_no_settings_is_refused_by_name(make: Any, wrong: object) -> None:
-    with pytest.raises(SettingsError, match=r"(policy|settings): give .*\(got "):
+@pytest.mark.parametrize("make", [AdaptiveCompressor.from_policy, load_policy])
+def test_what_is_no_policy_is_refused_by_name(make: Any, wrong: object) -> None:
+    with pytest.raises(SettingsError, match=r"policy: give .*\(got "):
         make(wrong)
 
 
@@ -258,7 +271,6 @@ def test_what_is_no_policy_and_no_settings_is_refused_by_name(make: Any, wrong: 
         ({"base": "quantize", "cf_range": (50, 100)}, "cf_range: gravac finds no candidate of quantize"),
         ({"base": "dense", "cf_range": (10, 100)}, "cf_range: dense in float32 reaches only CF 1"),
         ({"controller": Static(cf=8), "every": (1, 10)}, "every: (1, 10) needs a controller that chooses"),
-        ({"controller": 5, "window": 5}, "window: AdaptiveCompressor takes this setting only for the controller"),
         ({"controller": {"name": "static"}}, "controller: cf: is missing; give Static(cf=...)"),
         ({"base": {"name": "topk", "values": "x"}}, "base: values: Input should be"),
         ({"base": {"name": "ladder", "members": ["topk"]}}, "base: members: give compressors as objects"),
@@ -280,5 +292,5 @@ def test_settings_that_contradict_each_other_or_are_nested_are_told_in_a_short_s
 
 def test_a_long_value_is_cut() -> None:
     with pytest.raises(SettingsError) as refused:
-        AdaptiveCompressor(history="x" * 10_000)
+        AdaptiveCompressor(seed="x" * 10_000)  # type: ignore[arg-type]
     assert len(str(refused.value)) < 250

@@ -25,9 +25,6 @@ from gravac.controllers.state_dicts import Finite, candidates_of, check_names, f
 from gravac.controllers.window import SETTLING, Window
 from gravac.settings import Settings, SettingsError
 
-DEFAULT_EPOCH_STEPS = 1000
-"""Number of steps of an epoch if neither the controller nor the run sets one."""
-
 
 @dataclass(frozen=True, slots=True)
 class AccordionState:
@@ -83,8 +80,7 @@ class Accordion(Settings):
         eta: smallest relative change of a norm at which a tensor is critical; 0.5 in the published code.
         every: number of epochs from one comparison of norms to the next; in the published code 10 for CNNs and 5 for an
             LSTM.
-        epoch: number of steps of an epoch; ``None``: ``steps_per_epoch`` of ``AdaptiveCompressor``, or 1000 if that is
-            not set.
+        epoch: number of steps of an epoch; default: 1000.
         window: number of steps from one record of gain and throughput to the next.
         latency: number of steps from a measured step to the step in which the decision takes effect; less than the
             number of steps of an epoch. gravac sets it (``for_latency``).
@@ -100,7 +96,7 @@ class Accordion(Settings):
 
     eta: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     every: int = Field(default=10, ge=1)
-    epoch: int | None = Field(default=None, ge=3)
+    epoch: int = Field(default=1000, ge=3)
     window: int = Field(default=20, ge=1)
     latency: int = Field(default=LATENCY, ge=2)
 
@@ -110,16 +106,12 @@ class Accordion(Settings):
         Raises:
             SettingsError: an epoch has ``latency`` steps or fewer.
         """
-        if self._steps_per_epoch <= latency:
+        if self.epoch <= latency:
             raise SettingsError(
-                f"epoch: an epoch has {self._steps_per_epoch} steps, but a decision takes {latency} steps to take "
+                f"epoch: an epoch has {self.epoch} steps, but a decision takes {latency} steps to take "
                 f"effect; use an epoch of more than {latency} steps"
             )
         return self(latency=latency)
-
-    def for_run(self, steps_per_epoch: int) -> "Accordion":
-        """Return the controller for a run with epochs of ``steps_per_epoch`` steps, unless the user set ``epoch``."""
-        return self if self.epoch is not None else self(epoch=steps_per_epoch)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the lowest and the highest CF of ``cf_range``, or the supported CFs nearest to these; ascending."""
@@ -188,16 +180,11 @@ class Accordion(Settings):
         return state, self._decision_for(state)
 
     @property
-    def _steps_per_epoch(self) -> int:
-        """Number of steps of an epoch."""
-        return self.epoch or DEFAULT_EPOCH_STEPS
-
-    @property
     def _epochs_text(self) -> str:
         """Text for reasons: over which epochs gradient norms were compared, and how many steps an epoch has."""
         if self.every == 1:
-            return f"from one epoch ({self._steps_per_epoch} steps) to the next"
-        return f"within {self.every} epochs ({self._steps_per_epoch} steps each)"
+            return f"from one epoch ({self.epoch} steps) to the next"
+        return f"within {self.every} epochs ({self.epoch} steps each)"
 
     def _sums(self, step: int) -> Sums:
         """Return the value of ``Decision.sums`` for a step, which is counted from 0.
@@ -206,10 +193,10 @@ class Accordion(Settings):
         tensor's sum. ``"report"`` in the last step of these epochs: the norms of the sums are also measured. ``"none"``
         in all other epochs.
         """
-        epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
+        epoch, step_in_epoch = divmod(step, self.epoch)
         if epoch % self.every:
             return "none"
-        return "report" if step_in_epoch == self._steps_per_epoch - 1 else "add"
+        return "report" if step_in_epoch == self.epoch - 1 else "add"
 
     def _compare_norms(self, state: AccordionState, norms: Sequence[tuple[str, float]]) -> AccordionState:
         """Compare each tensor's new norm with its earlier norm; return the state with updated ``calm`` and ``norms``.

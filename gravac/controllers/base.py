@@ -111,8 +111,6 @@ class Controller(Protocol[StateT]):
 
     Optional methods, each called once if the controller has it:
 
-    - ``for_run(steps_per_epoch: int)`` returns the controller for a run with epochs of that many steps. Called before
-      ``propose``, if the user set the length of an epoch.
     - ``for_latency(latency: int)`` returns the controller for a run in which decisions take effect that many steps
       after the measured step, instead of 2. Called before ``start``.
     - ``check(dumped: dict[str, Any])`` raises ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned.

@@ -36,24 +36,22 @@ count.
 """
 
 
+DECISIONS_KEPT = 1000
+"""Number of the newest decision records that the run's state keeps; the log gets all records."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
     """Settings of a run that its log records use.
 
     Attributes:
         samples_per_step: number of samples of a step over all ranks; ``None``: each rank's step counts as one sample.
-        steps_per_epoch: number of steps of an epoch. Reasons of decisions then end with the epoch, such as ``(epoch
-            1.50)``. ``None``: they do not.
         settings: the run's settings, which ``RunRecord`` contains.
-        history: largest number of decision records that the run's state keeps, the newest ones; the log gets all
-            records.
         controller_note: text for ``RunRecord`` that names the controller.
     """
 
     samples_per_step: float | None = None
-    steps_per_epoch: int | None = None
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    history: int = 1000
     controller_note: str = ""
 
 
@@ -64,7 +62,7 @@ class Deciding:
         controller: object that decides which candidate runs.
         admit: function that returns the run's candidates, see ``Admit``.
         emit: function that is called with each record for the log, by the executor or while the executor is idle.
-        record_settings: settings, samples and epochs of the run, for its records.
+        record_settings: settings and samples of the run, for its records.
 
     Attributes:
         decision: the newest decision; ``None`` before the first step.
@@ -120,14 +118,14 @@ class Deciding:
     def restore(self, state: RunState, controller_state: dict[str, Any] | None) -> None:
         """Keep a saved state of the controller, with which the next ``decide_first`` will start.
 
-        If the run's state has more decision records than the setting ``history`` allows, the oldest are dropped.
+        If the run's state has more than ``DECISIONS_KEPT`` decision records, the oldest are dropped.
 
         Args:
             state: restored state of the run.
             controller_state: saved state of the controller; ``None``: the controller starts anew.
         """
         self.restored_controller_state, self.decision = controller_state, None
-        self._shorten_history(state)
+        del state.history[:-DECISIONS_KEPT]
 
     def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Select candidates, and return the controller's first decision; called when the ranks and the model are known.
@@ -235,13 +233,8 @@ class Deciding:
             decision,
             changes_candidates,
             state.gain,
-            self._record_settings.steps_per_epoch,
             self.forecasts,
         )
         state.history.append(record)
-        self._shorten_history(state)
+        del state.history[:-DECISIONS_KEPT]
         self.emit(record)
-
-    def _shorten_history(self, state: RunState) -> None:
-        """Drop the state's oldest decision records if there are more than the setting ``history`` allows."""
-        del state.history[: -self._record_settings.history]

@@ -26,7 +26,6 @@ def decision_record(
     decision: Decision,
     changed: bool,
     gain: float | None,
-    steps_per_epoch: float | None,
     forecasts: Sequence[Forecast],
 ) -> DecisionRecord:
     """Return the log record of a decision.
@@ -37,8 +36,6 @@ def decision_record(
         changed: whether the decision changes which candidates run.
         gain: gain of the last step that the ranks agreed on; used if the decision has no summary of a window. ``None``:
             the gain was not finite, or no step was agreed on yet.
-        steps_per_epoch: number of steps of an epoch; the reason then ends with the epoch, such as ``(epoch 1.50)``.
-            ``None``: it does not.
         forecasts: forecasts of the candidates that the run may choose; they know what the candidate sends in words.
     """
     candidate = named(decision.candidate, forecasts)
@@ -49,7 +46,7 @@ def decision_record(
     return DecisionRecord(
         step=step,
         changed=changed,
-        reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
+        reason=decision.reason,
         **asdict(candidate),
         **window_numbers,
     )

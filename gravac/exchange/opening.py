@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creates the executor, which runs collectives, for the gradients' device and backend, and first measures the link."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,9 +13,6 @@ from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, StagedTransport, backend_of, check_initialized, private_group
 from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.exchange.streams import StreamExecutor
-
-ExecutorKind = Literal["auto", "thread", "stream"]
-"""Kind of executor: a thread (``"thread"``), a GPU's streams (``"stream"``), or chosen by the backend (``"auto"``)."""
 
 
 class OpenedExecutor(NamedTuple):
@@ -37,27 +34,23 @@ def open_executor(
     device: torch.device,
     group: dist.ProcessGroup | None = None,
     agree_group: dist.ProcessGroup | None = None,
-    executor_kind: ExecutorKind = "auto",
 ) -> OpenedExecutor:
     """Create an executor over a process group, and measure the link's speed. Called on every rank.
 
-    An executor runs a step's collectives. With the kind ``"thread"``, it gets new process groups with the same ranks.
-    With the kind ``"stream"``, it uses the given groups, so that NCCL gets all collectives of a training loop in a
-    single order.
+    An executor runs a step's collectives: on a thread for CPU tensors or gloo, with new process groups of the same
+    ranks; on a GPU's streams for GPU tensors over NCCL, with the given groups, so that NCCL gets all collectives of a
+    training loop in a single order.
 
     Args:
         device: device of the gradients.
         group: group of the ranks that average; ``None``: the default group.
         agree_group: group of the ranks that agree on measurements and decisions; ``None``: the same as ``group``.
-        executor_kind: kind of executor; ``"auto"``: a thread for CPU tensors or gloo, streams for GPU tensors over
-            NCCL.
 
     Raises:
-        RuntimeError: the default process group is not initialized; or gravac cannot use the group's backend; or
-            ``executor_kind`` does not fit the backend.
+        RuntimeError: the default process group is not initialized; or gravac cannot use the group's backend.
     """
     check_initialized()
-    if choose_executor_kind(backend_of(group, device), device, executor_kind) == "stream":
+    if runs_on_streams(backend_of(group, device), device):
         averaging_transport = GroupTransport(group or _default_group(), device=device)
         agree_transport = None if agree_group is None else GroupTransport(agree_group, device=device)
         # separate transports, so that the ledger of the steps does not count the probe's bytes
@@ -79,35 +72,23 @@ def open_executor(
     return OpenedExecutor(executor, measured_link, gpu_device)
 
 
-def choose_executor_kind(
-    backend: str, device: torch.device, requested_kind: ExecutorKind
-) -> Literal["thread", "stream"]:
-    """Return the kind of executor: ``"thread"`` for CPU tensors or gloo, ``"stream"`` for CUDA tensors over NCCL.
+def runs_on_streams(backend: str, device: torch.device) -> bool:
+    """Return whether collectives run on a GPU's streams: False for CPU tensors or gloo, True for GPU tensors over NCCL.
 
     Args:
         backend: name of the backend that exchanges tensors of ``device``; empty: there is none.
         device: device of the gradients.
-        requested_kind: kind that the user requested; ``"auto"``: any.
 
     Raises:
-        RuntimeError: gravac cannot use the backend, or the requested kind does not fit the backend.
+        RuntimeError: gravac cannot use the backend.
     """
     if device.type == "cpu" or backend == "gloo":
-        if requested_kind == "stream":
-            raise RuntimeError(
-                f'executor: "stream" needs NCCL and a GPU, but {backend or "no backend"} exchanges {device.type} '
-                'tensors here; use "thread", or init_process_group("nccl") with the model on a GPU'
-            )
-        return "thread"
+        return False
     if device.type == "cuda" and backend == "nccl":
-        if requested_kind == "thread":
-            raise RuntimeError(
-                'executor: "thread" cannot wait for NCCL, whose collectives are ordered by streams; use "stream"'
-            )
-        return "stream"
+        return True
     backend_text = f"the backend {backend!r}" if backend else "no backend of the process group"
     raise RuntimeError(
-        f"executor: {backend_text} exchanges {device.type} tensors, but gravac needs nccl or gloo; call "
+        f"process_group: {backend_text} exchanges {device.type} tensors, but gravac needs nccl or gloo; call "
         'init_process_group("nccl"), or init_process_group("cpu:gloo,cuda:nccl")'
     )
 

@@ -22,7 +22,8 @@ class HookState:
     """The state of ``gravac.hook``: settings, and the ``AdaptiveCompressor`` that each training process creates.
 
     Args:
-        settings: keyword arguments of ``AdaptiveCompressor``, which are checked at once.
+        settings: keyword arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them;
+            checked at once.
 
     Raises:
         SettingsError: a setting is wrong; the message has its name, its value and what is allowed.
@@ -90,4 +91,5 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
 def _build_compressor(settings: dict[str, Any]) -> "AdaptiveCompressor":
     from gravac.adaptive import AdaptiveCompressor
 
-    return AdaptiveCompressor(**settings)
+    make = AdaptiveCompressor.from_policy if "policy" in settings else AdaptiveCompressor
+    return make(**settings)

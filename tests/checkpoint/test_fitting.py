@@ -30,6 +30,7 @@ from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.lockstep import Lockstep
 from tests.checkpoint.mutations import same, spoilt
+from tests.policies import adaptive
 
 SHAPES = {"layer.weight": (64, 32), "head.weight": (24, 48), "head.bias": (48,)}
 
@@ -58,7 +59,7 @@ def gradients(step: int = 0) -> dict[str, torch.Tensor]:
 
 def unopened(base: Any = topk, controller: Any = None, **given: Any) -> AdaptiveCompressor:
     chosen = controller or Static(cf=10)
-    return AdaptiveCompressor(base, cf_range=(2, 100), controller=chosen, dense_below=0, **given)
+    return adaptive(base, cf_range=(2, 100), controller=chosen, dense_below=0, **given)
 
 
 def opened(make: Callable[[], AdaptiveCompressor]) -> One:

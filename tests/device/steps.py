@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gravac import AdaptiveCompressor, Compressor
+from gravac import Compressor
 from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Static
 from gravac.controllers.base import Controller
@@ -18,6 +18,7 @@ from gravac.exchange.streams import StreamExecutor
 from tests.device.counting import DEVICE, Counting, counting
 from tests.device.idle import Idle
 from tests.device.storages import Storages
+from tests.policies import adaptive
 
 WARM = 3
 """Steps before those that are counted: tables are made in the first, measurements travel from the third on."""
@@ -121,7 +122,7 @@ def steps(
         executor = Counted(seen, world)
         gradients = {name: torch.empty(shape, dtype=dtype, device=DEVICE) for name, shape in shapes.items()}
         decides = Static(cf=cf) if controller is None else controller
-        compressor = AdaptiveCompressor(base, (1, 1000), controller=decides, **settings)
+        compressor = adaptive(base, (1, 1000), controller=decides, **settings)
         engine = compressor.door(gradients, executor=executor)
         scale = torch.empty((), device=DEVICE) if scaled else None
         for step in range(WARM + count):

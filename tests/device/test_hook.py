@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -87,19 +86,3 @@ def whole_and_in_parts(rank: int, world: int, by_streams: bool) -> list[list[tor
 def test_buckets_are_compressed_in_parts_to_the_same_bits(by_streams: bool) -> None:
     for whole, parts in processes(whole_and_in_parts, 2, by_streams):
         assert all(map(torch.equal, whole, parts))
-
-
-def refused(rank: int, world: int, executor: str) -> str:
-    model = DistributedDataParallel(torch.nn.Linear(8, 8))
-    try:
-        AdaptiveCompressor(executor=executor, native=False).attach(model)
-    except RuntimeError as failure:
-        return str(failure)
-    return "" if dist.is_initialized() else "no group"
-
-
-def test_streams_without_nccl_are_refused_by_name() -> None:
-    (said,) = processes(refused, 1, "stream")
-    assert 'executor: "stream"' in said
-    assert "gloo exchanges cpu tensors" in said
-    assert processes(refused, 1, "thread") == [""]

@@ -4,10 +4,10 @@
 
 import torch
 
-from gravac import AdaptiveCompressor
 from gravac.engine.admission import LEAST_HOOK_EFFICIENCY
 from gravac.telemetry.records import Record, RunRecord
 from tests.distributed.training import parallel, train
+from tests.policies import adaptive
 from tests.ranks import processes
 
 
@@ -16,7 +16,7 @@ def candidates_with_adamw(rank: int, world: int) -> list[tuple[str, float]]:
     records: list[Record] = []
     ddp = parallel()
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=2e-3)
-    compressor = AdaptiveCompressor(dense_below=0, sinks=[records.append])
+    compressor = adaptive(dense_below=0, sinks=[records.append])
     compressor.attach(ddp, optimizer)
     train(ddp, optimizer, rank, range(12))
     compressor.close()

@@ -12,6 +12,7 @@ from gravac import AdaptiveCompressor, Static, topk
 from gravac.exchange.lockstep import Lockstep
 from tests.distributed.test_alike import heard
 from tests.outer.ranks import Ranks
+from tests.policies import adaptive
 from tests.ranks import processes
 
 REMEDY = (
@@ -37,7 +38,7 @@ class Rotated(torch.nn.Module):
 
 
 def compressor() -> AdaptiveCompressor:
-    return AdaptiveCompressor(topk, controller=Static(cf=10), dense_below=0)
+    return adaptive(topk, controller=Static(cf=10), dense_below=0)
 
 
 def test_the_door_refuses_complex_parameters_and_gradients_by_name() -> None:

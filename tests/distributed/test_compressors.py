@@ -16,6 +16,7 @@ from gravac.exchange.fuse import fuse
 from gravac.exchange.group import GroupTransport
 from gravac.testing import exchange
 from tests.distributed.training import jitter, network, parallel, train, weights
+from tests.policies import adaptive
 from tests.ranks import processes
 
 WORLD = 3
@@ -62,14 +63,12 @@ def every(rank: int, world: int) -> list[Any]:
         means = alone(rank, compressor)
         ddp = parallel(network(5))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
-        with AdaptiveCompressor(
-            compressor, cf_range=(1, 1000), controller=Static(cf=cf_of(compressor)), dense_below=64
-        ) as adaptive:
-            adaptive.attach(ddp, optimizer)
-            jitter(adaptive, rank, 0.002)
+        with adaptive(compressor, cf_range=(1, 1000), controller=Static(cf=cf_of(compressor)), dense_below=64) as made:
+            made.attach(ddp, optimizer)
+            jitter(made, rank, 0.002)
             train(ddp, optimizer, rank, range(3))
-            adaptive.state_dict()
-            results.append((*means, weights(ddp), len(adaptive._connection.adapter.layout.fixed_groups), adaptive.gain))
+            made.state_dict()
+            results.append((*means, weights(ddp), len(made._connection.adapter.layout.fixed_groups), made.gain))
     return results
 
 

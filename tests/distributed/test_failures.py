@@ -25,6 +25,7 @@ from gravac.exchange import fifo
 from gravac.exchange.group import private_group
 from tests.distributed.training import batch, network, parallel, sgd, train
 from tests.outer.by_hand import OuterByHand
+from tests.policies import adaptive
 from tests.ranks import processes
 
 FAILS_AT = 3
@@ -50,7 +51,7 @@ def said_by(training: Callable[[], None]) -> tuple[str, str]:
 
 def in_backward(rank: int) -> tuple[str, str]:
     ddp = parallel()
-    with AdaptiveCompressor(Breaks(), controller=Static(cf=10), dense_below=0) as compressor:
+    with adaptive(Breaks(), controller=Static(cf=10), dense_below=0) as compressor:
         compressor.attach(ddp)
 
         def training() -> None:
@@ -200,7 +201,7 @@ def dropped(rank: int, world: int, mode: str) -> list[tuple[int, int]]:
     for _ in range(4):
         ddp = parallel()
         optimizer = sgd(ddp)
-        compressor = AdaptiveCompressor(**SETTINGS_OF_MODES[mode])
+        compressor = adaptive(**SETTINGS_OF_MODES[mode])
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(7))
         assert gravacs_threads()

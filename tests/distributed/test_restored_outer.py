@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
 from tests.distributed.training import parallel, sgd, train
+from tests.policies import adaptive
 from tests.ranks import processes
 
 
@@ -21,7 +22,7 @@ def restored(rank: int, world: int, cf: float) -> tuple[bool, list[str]]:
     def attached(state: dict[str, Any] | None) -> tuple[AdaptiveCompressor, DistributedDataParallel, torch.optim.SGD]:
         ddp = parallel()
         optimizer = sgd(ddp)
-        compressor = AdaptiveCompressor(topk, controller=Static(cf=cf), every=2, dense_below=0)
+        compressor = adaptive(topk, controller=Static(cf=cf), every=2, dense_below=0)
         if state is not None:
             compressor.load_state_dict(state)
         compressor.attach(ddp, optimizer)

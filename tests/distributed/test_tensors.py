@@ -43,7 +43,7 @@ class Watched:
 
 def accordion(**options: Any) -> AdaptiveCompressor:
     return AdaptiveCompressor(
-        topk(values="float16"), (3, 30), controller=Accordion(eta=0.05, every=1), steps_per_epoch=EPOCH, **options
+        topk(values="float16"), (3, 30), controller=Accordion(eta=0.05, every=1, epoch=EPOCH), **options
     )
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gravac.opening
-from gravac import AdaptiveCompressor, Compressor, Goodput, Policy, Static, dense, ladder, powersgd, quantize, topk
+from gravac import Compressor, Goodput, Policy, Static, dense, ladder, powersgd, quantize, topk
 from gravac.averaging.plan import Form
 from gravac.collectives import Collective, Ledger, tensors_of
 from gravac.compressors import Context
@@ -44,6 +44,7 @@ from gravac.telemetry.descriptions import describe_run
 from gravac.telemetry.records import RunRecord
 from tests.device.idle import Idle
 from tests.distributed.training import parallel, sgd, train
+from tests.policies import adaptive
 from tests.ranks import processes
 
 CPU = torch.device("cpu")
@@ -326,7 +327,7 @@ def trained(rank: int, passes: float | None) -> Started:
     opens = gravac.opening.open_executor if passes is None else there
     with (
         mock.patch.object(gravac.opening, "open_executor", opens),
-        AdaptiveCompressor(topk, sinks=[records.append], dense_below=16) as compressor,
+        adaptive(topk, sinks=[records.append], dense_below=16) as compressor,
     ):
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(2))

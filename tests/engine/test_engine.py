@@ -21,6 +21,7 @@ from gravac.engine import coalescing
 from gravac.exchange.lockstep import Lockstep, LockstepExecutor, MaskedLockstepExecutor
 from tests.distributed.training import batch, network, parallel, sgd, train, weights
 from tests.engine.adapter import Averaged, over_network
+from tests.policies import adaptive
 from tests.ranks import processes
 
 Losses = list[float]
@@ -103,7 +104,7 @@ def in_memory(
     lockstep = Lockstep(ranks, host_looks=host_looks, seconds=0.001)
     modules = [network(LAYERS) for _ in range(ranks)]
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
-    compressors = [AdaptiveCompressor(**settings) for _ in range(ranks)]
+    compressors = [adaptive(**settings) for _ in range(ranks)]
     averaged = [
         Averaged(module, lambda known, c=compressor, e=executor: c.door(known, executor=e))  # type: ignore[misc]
         for module, compressor, executor in zip(modules, compressors, lockstep.executors, strict=True)

@@ -14,7 +14,7 @@ from gravac.compressors import ladder, powersgd, quantize, topk
 from gravac.engine.admission import LEAST_HOOK_EFFICIENCY, Admission, averager_of
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
-from gravac.policy import Policy, RunSettings
+from gravac.policy import Policy
 from gravac.telemetry.descriptions import describe_dropped
 
 FORMS = [((512, 512), torch.float32)] * 4
@@ -29,7 +29,7 @@ def admitted(
     averager = averager_of(policy)
     averager.world = 2
     link = LinkProbe(latency=1e-4, bandwidth=2e7, copy_bytes_per_s=5e9)
-    admit = RunAdmission(RunSettings(policy=policy), averager, link, native_cfs=at, leaving_bytes=10_000_000)
+    admit = RunAdmission(policy, averager, link, native_cfs=at, leaving_bytes=10_000_000)
     state = RunState(world=2, compute_s=compute_s)
     admission = admit(state, FORMS)
     forecasts = {forecast.candidate: forecast for forecast in admission.forecasts}

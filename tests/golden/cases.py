@@ -49,7 +49,7 @@ CASES: Mapping[str, Case] = {
     "powersgd-static": Case({"base": powersgd, "cf_range": (2, 100), "controller": Static(cf=8)}),
     "one-bit-static": Case({"base": quantize(1), "cf_range": (32, 32), "controller": Static(cf=32)}),
     "topk-accordion": Case(
-        {"base": topk, "cf_range": (4, 100), "controller": Accordion(eta=0.1, every=1, window=5), "steps_per_epoch": 5},
+        {"base": topk, "cf_range": (4, 100), "controller": Accordion(eta=0.1, every=1, epoch=5, window=5)},
         optimizer=partial(torch.optim.AdamW, lr=3e-3),
         falls_at=33,
     ),

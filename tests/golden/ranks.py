@@ -17,6 +17,7 @@ from gravac import AdaptiveCompressor
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 from tests.engine.adapter import Averaged
 from tests.outer.by_hand import OuterByHand
+from tests.policies import adaptive
 
 Plain = dict[str, Any]
 """Tensors and plain values by name."""
@@ -132,7 +133,7 @@ class DDPRank(Rank):
 
     def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
         self.model = ddp = DistributedDataParallel(self.net, bucket_cap_mb=0.1)
-        self.compressor = AdaptiveCompressor(**settings, native=False)
+        self.compressor = adaptive(**settings, native=False)
         if checkpoint is not None:
             self.net.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
@@ -155,7 +156,7 @@ class ModesRank(DDPRank):
         return BufferedNet()
 
     def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
-        self.compressor = AdaptiveCompressor(**settings)
+        self.compressor = adaptive(**settings)
         self.model = self.attached(self.compressor)
         if checkpoint is not None:
             self.net.load_state_dict(checkpoint["model"])
@@ -224,7 +225,7 @@ class DoorRank(Rank):
     """A rank without DDP, which hands its gradients over one by one."""
 
     def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
-        self.compressor = compressor = AdaptiveCompressor(**settings)
+        self.compressor = compressor = adaptive(**settings)
         if checkpoint is not None:
             self.net.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 import gravac
-from gravac import Accordion, AdaptiveCompressor, Static
+from gravac import Accordion, AdaptiveCompressor, GraVAC, Static
 from tests import flight_recorder
 from tests.hsdp.training import MIXED, Run, dense, mesh_of, sharded, shards_of, train
+from tests.policies import adaptive
 from tests.ranks import processes
 
 WORLD = 4
@@ -28,18 +29,18 @@ Answers = dict[str, list[Any]]
 """What each rank returned, by question."""
 
 METHODS: dict[str, tuple[Callable[..., AdaptiveCompressor], int]] = {
-    "top-k": (lambda: AdaptiveCompressor("topk", controller=Static(cf=20), native=False, dense_below=64), 9),
-    "low rank": (lambda: AdaptiveCompressor("powersgd", controller=Static(cf=8), native=False, dense_below=64), 9),
+    "top-k": (lambda: adaptive("topk", controller=Static(cf=20), native=False, dense_below=64), 9),
+    "low rank": (lambda: adaptive("powersgd", controller=Static(cf=8), native=False, dense_below=64), 9),
     "accordion": (
-        lambda: AdaptiveCompressor("topk", (2, 20), controller=Accordion(every=3), native=False, dense_below=64),
+        lambda: adaptive("topk", (2, 20), controller=Accordion(every=3), native=False, dense_below=64),
         8,
     ),
-    "gravac": (lambda: AdaptiveCompressor("topk", controller="gravac", window=3, native=False, dense_below=64), 10),
+    "gravac": (lambda: adaptive("topk", controller=GraVAC(window=3), native=False, dense_below=64), 10),
     "4 bits, bfloat16, accumulated": (
-        lambda: AdaptiveCompressor("quantize", controller=Static(cf=8), native=False, dense_below=64),
+        lambda: adaptive("quantize", controller=Static(cf=8), native=False, dense_below=64),
         5,
     ),
-    "as it comes, logged": (lambda **settings: AdaptiveCompressor(dense_below=64, **settings), 10),
+    "as it comes, logged": (lambda **settings: adaptive(dense_below=64, **settings), 10),
 }
 """Compressors, and steps in which each decides twice or sends what earlier steps left over."""
 
@@ -82,7 +83,7 @@ def test_replicas_stay_equal_all_ranks_decide_alike_and_there_is_one_log(
 def with_scaler(rank: int) -> tuple[bool, bool]:
     """Spoil one rank's gradient in one step; return whether residuals stayed, and weights did."""
     module = sharded(mesh_of(2))
-    compressor = AdaptiveCompressor("topk", controller=Static(cf=20), native=False, dense_below=64)
+    compressor = adaptive("topk", controller=Static(cf=20), native=False, dense_below=64)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
     compressor.attach(module, optimizer, scaler)
@@ -125,9 +126,7 @@ class _SpoiltShard(torch.autograd.Function):
 def one_shard_spoilt(rank: int) -> list[bool]:
     """Let the gradient of one shard be infinite; return which ranks' residuals stayed as they were."""
     module = sharded(mesh_of(2))
-    compressor = AdaptiveCompressor(
-        "topk", controller=Static(cf=20), native=False, dense_below=64, overflow_safety=True
-    )
+    compressor = adaptive("topk", controller=Static(cf=20), native=False, dense_below=64, overflow_safety=True)
     compressor.attach(module, torch.optim.SGD(module.parameters(), lr=1e-2))
     chance = torch.Generator().manual_seed(rank)
     before: dict[str, torch.Tensor] = {}
@@ -245,7 +244,7 @@ def resumed(rank: int, folder: str) -> tuple[bool, bool]:
     def made() -> tuple[Any, Any, AdaptiveCompressor]:
         module = sharded(mesh_of(2))
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-        compressor = AdaptiveCompressor("topk", controller=Static(cf=20), native=False, dense_below=64)
+        compressor = adaptive("topk", controller=Static(cf=20), native=False, dense_below=64)
         compressor.attach(module, optimizer)
         return module, optimizer, compressor
 
@@ -281,7 +280,7 @@ def test_saved_and_resumed_it_is_the_run_that_went_on(answers: Answers) -> None:
 def closed(rank: int) -> bool:
     """Close the compressor and train on: torch averages over the replicas again."""
     module = sharded(mesh_of(2))
-    compressor = AdaptiveCompressor("topk", controller=Static(cf=20), native=False, dense_below=64)
+    compressor = adaptive("topk", controller=Static(cf=20), native=False, dense_below=64)
     compressor.attach(module, ())
     x = torch.randn(8, 33, generator=torch.Generator().manual_seed(rank))
     module(x).square().mean().backward()
@@ -326,7 +325,7 @@ def residuals_on_another_mesh(rank: int, folder: str) -> dict[str, tuple[bool, i
 
     def attached(replicas: int) -> tuple[torch.nn.Module, AdaptiveCompressor]:
         module = sharded(mesh_of(replicas))
-        compressor = AdaptiveCompressor("topk", controller=Static(cf=20), native=False, dense_below=64)
+        compressor = adaptive("topk", controller=Static(cf=20), native=False, dense_below=64)
         compressor.attach(module, ())
         return module, compressor
 

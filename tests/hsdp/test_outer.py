@@ -19,6 +19,7 @@ from gravac import AdaptiveCompressor, OuterSettings, Static
 from tests.hsdp.test_equal import with_divide_factor
 from tests.hsdp.training import MIXED, WIDTH, mesh_of, sharded, shards_of
 from tests.modes.scripted import APART, DENSE, HOOK, Entry, Scripted, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 WORLD, EVERY, STEPS = 4, 3, 6
@@ -38,7 +39,7 @@ SGD: Optimizer = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
 def apart(**settings: Any) -> AdaptiveCompressor:
     """Return a compressor of outer steps; dense ones that average weights unless ``settings`` say otherwise."""
     given = {"base": "topk", "controller": Static(cf=1), "every": EVERY, "outer": MEAN, "dense_below": 64, **settings}
-    return AdaptiveCompressor(**given)
+    return adaptive(**given)
 
 
 class Training:
@@ -162,7 +163,7 @@ METHODS: dict[str, Callable[[], AdaptiveCompressor]] = {
     "top-k": lambda: apart(controller=Static(cf=20)),
     "4 bits, late": lambda: apart(base="quantize", controller=Static(cf=8), outer=OuterSettings(delay=2)),
     "low rank": lambda: apart(base="powersgd", controller=Static(cf=8), outer=None),
-    "as it comes": lambda: AdaptiveCompressor(every=(2, 20), dense_below=64),
+    "as it comes": lambda: adaptive(every=(2, 20), dense_below=64),
 }
 
 OFTEN_METHODS = {"top-k": 20, "as it comes": 18}
@@ -278,7 +279,7 @@ SCRIPT = script((0, DENSE), (2, OFTEN_APART), (6, HOOK), (12, OFTEN_APART))
 
 def switched(rank: int, world: int, optimizer_of: Optimizer) -> tuple[list[tuple[str, str]], bool, bool, bool]:
     """Change between steps with an exchange and outer steps, detach, and train on as torch does."""
-    compressor = AdaptiveCompressor(
+    compressor = adaptive(
         "topk", (10, 10), controller=Scripted(script=SCRIPT), every=(1, 10), outer=MEAN, dense_below=64, native=False
     )
     training = Training(sharded(mesh_of(2)), optimizer_of, compressor)

@@ -16,8 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import AdaptiveCompressor, Static
+from gravac import AdaptiveCompressor, GraVAC, Static
 from tests.modes.scripted import DENSE, NATIVE, Scripted, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 WORLD = 4
@@ -166,7 +167,7 @@ def compressed() -> dict[str, tuple[Any, ...]]:
     """Train compressed, each stage deciding by itself; return losses, weights, CFs of decisions, and wire ratio."""
     found = {}
     for how in ("DDP", "HSDP"):
-        compressor = AdaptiveCompressor("topk", (5, 20), controller="gravac", window=2, native=False, dense_below=64)
+        compressor = adaptive("topk", (5, 20), controller=GraVAC(window=2), native=False, dense_below=64)
         losses, weights, steps, _ = trained(how, Schedule1F1B, compressor)
         cfs = [record.cf for record in compressor.history]
         found[how] = losses, weights, steps, cfs, compressor.wire_ratio

@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import Accordion, AdaptiveCompressor, Static
+from gravac import Accordion, AdaptiveCompressor, GraVAC, Static
 from tests.hsdp.training import shards_of
 from tests.modes.scripted import DENSE, NATIVE, Scripted, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 WORLD = 4
@@ -131,7 +132,7 @@ With ``BETWEEN_SHARDS``, some send the larger of two uneven shards dense, if eac
 def compressed(rank: int, world: int) -> dict[str, Any]:
     """Train with each method, with uneven shards."""
     return {
-        name: trained(AdaptiveCompressor(**{"native": False, "dense_below": BETWEEN_SHARDS, **settings}), UNEVEN, steps)
+        name: trained(adaptive(**{"native": False, "dense_below": BETWEEN_SHARDS, **settings}), UNEVEN, steps)
         for name, (settings, steps) in METHODS.items()
     }
 
@@ -162,7 +163,7 @@ def changed_modes() -> tuple[list[str], list[str], int]:
     module = wrapped(mesh, UNEVEN)
     parameters = dict(module.module.named_parameters())
     optimizer = torch.optim.SGD(parameters.values(), lr=0.1)
-    compressor = AdaptiveCompressor(
+    compressor = adaptive(
         controller=Scripted(script=script((0, DENSE), (2, NATIVE), (5, DENSE)), watch=2), sixteen_bit=False
     )
     compressor.attach(module, optimizer, agree_group=dist.group.WORLD)
@@ -220,7 +221,7 @@ def fsdp2_compressed() -> tuple[torch.Tensor, list[float], list[str]]:
     """Train in shards by FSDP2, compressed; return the embedding, CFs and candidates."""
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "shard", "tp"))
     module = fully_shard(in_shards(mesh, EVEN), mesh=mesh["dp", "shard"])
-    compressor = AdaptiveCompressor("topk", (5, 20), controller="gravac", window=2, native=False, dense_below=64)
+    compressor = adaptive("topk", (5, 20), controller=GraVAC(window=2), native=False, dense_below=64)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     compressor.attach(module, optimizer)
     cfs = train(mesh, module, optimizer, range(9), lambda: compressor.cf)
@@ -259,7 +260,7 @@ def outer(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor]]:
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "shard", "tp"))
     module = fully_shard(in_shards(mesh, EVEN), mesh=mesh["dp", "shard"])
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    compressor = AdaptiveCompressor("topk", every=3, controller=Static(cf=5), dense_below=64)
+    compressor = adaptive("topk", every=3, controller=Static(cf=5), dense_below=64)
     compressor.attach(module, optimizer)
     train(mesh, module, optimizer, range(8))
     before = shards_of(module)

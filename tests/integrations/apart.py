@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from gravac import Static, topk
+from gravac.policy import Policy
 from tests.distributed.training import batch
 from tests.integrations.by_hand import Trained, assert_same, model
 from tests.modes.scripted import APART, HOOK, NATIVE, Scripted, script
@@ -34,7 +35,7 @@ def settings(every: Every) -> dict[str, Any]:
     if isinstance(every, int):
         return {"base": topk, "controller": Static(cf=10), "every": every, "outer": {"delay": 0}}
     scripted = Scripted(script=script((0, HOOK), (4, APART), (11, HOOK), (16, NATIVE)), watch=4)
-    return {"base": topk, "cf_range": (10, 10), "controller": scripted, "every": every, "dense_below": 0}
+    return {"policy": Policy(base=topk, cf_range=(10, 10), controller=scripted, every=every, dense_below=0)}
 
 
 def assert_went_on(runs: Runs, accumulate: int) -> None:

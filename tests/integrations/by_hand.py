@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.telemetry import StepRecord, read_jsonl
 from tests.distributed.training import network, sgd
+from tests.policies import adaptive
 from tests.ranks import PRELOADED, Rank, processes
 
 FRAMEWORKS = [
@@ -71,7 +72,7 @@ def by_hand(
     ddp = DistributedDataParallel(model())
     optimizer = sgd(ddp)
     losses = []
-    with AdaptiveCompressor(**settings) as compressor:
+    with adaptive(**settings) as compressor:
         compressor.attach(ddp, optimizer, scaler)
         for position, (x, y) in enumerate(batches, 1):
             steps = position % accumulate == 0

@@ -8,8 +8,10 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from gravac import AdaptiveCompressor, Static, topk
+from gravac.policy import OuterSettings, Policy
 from tests.hsdp.training import WIDTH, shards_of
 from tests.integrations.by_hand import Batch, Trained, assert_same, flat
+from tests.policies import adaptive
 
 WORLD = 4
 
@@ -19,10 +21,10 @@ STEPS, SAVED_AT = 14, 7
 DENSE: dict[str, Any] = {"controller": Static(cf=1), "native": False}
 """Settings with which gravac sends all gradients dense."""
 
-COMPRESSED: dict[str, Any] = {"base": topk, "controller": Static(cf=10), "dense_below": 64}
+COMPRESSED: dict[str, Any] = {"policy": Policy(base=topk, controller=Static(cf=10), dense_below=64)}
 """Settings with which most of a gradient stays in residuals."""
 
-OUTER: dict[str, Any] = {**COMPRESSED, "every": 5, "outer": {"delay": 0}}
+OUTER: dict[str, Any] = {"policy": COMPRESSED["policy"](every=5, outer=OuterSettings(delay=0))}
 """The same in rounds of five outer steps."""
 
 
@@ -59,7 +61,7 @@ def train(
     assert isinstance(module, torch.nn.Module)
     optimizer, compressor = optimizer_of(module), None
     if settings is not None:
-        compressor = AdaptiveCompressor(**settings)
+        compressor = adaptive(**settings)
         compressor.attach(module, optimizer)
     losses = []
     for position, (x, y) in enumerate(batches, 1):

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gravac
 from gravac import HookState, SettingsError, Static, topk
+from gravac.policy import Policy
 from tests.distributed.training import network, parallel, sgd, telling, train, weights
 from tests.ranks import processes
 
@@ -29,6 +30,13 @@ def test_wrong_settings_fail_in_the_constructor() -> None:
         HookState(cf_range=(0.5, 10))
     with pytest.raises(TypeError, match="cf_rang"):
         HookState(cf_rang=(2, 10))
+
+
+def test_a_state_takes_a_policy() -> None:
+    state = HookState(policy=Policy(base=topk, dense_below=0), total_steps=10)
+    assert state.compressor.policy == Policy(base=topk, dense_below=0, total_steps=10)
+    with pytest.raises(SettingsError, match="dense_under: unknown setting"):
+        HookState(policy="gravac", dense_under=0)
 
 
 def test_a_state_is_sent_to_other_processes_before_its_compressor_is_made() -> None:

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor, topk
 from tests.measure.results import write
 from tests.modes.scripted import APART, DENSE, HOOK, NATIVE, Entry, Scripted, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 WORLD = 4
@@ -72,7 +73,7 @@ def run(rank: int, world: int, steps: int, seed: int) -> dict[str, Any]:
     controller = Scripted(script=random_script(steps, seed))
 
     def compressor_from(state: bytes | None) -> AdaptiveCompressor:
-        made = AdaptiveCompressor(topk, (10, 10), controller=controller, every=(1, 5), dense_below=64)
+        made = adaptive(topk, (10, 10), controller=controller, every=(1, 5), dense_below=64)
         if state is not None:
             made.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
         made.attach(ddp, optimizer)

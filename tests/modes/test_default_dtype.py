@@ -5,9 +5,10 @@
 import pytest
 import torch
 
-from gravac import AdaptiveCompressor, quantize
+from gravac import quantize
 from tests.distributed.training import batch, network, parallel, sgd, weights
 from tests.modes.scripted import Scripted, same, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 TOUR = script(
@@ -27,7 +28,7 @@ def toured(rank: int, world: int, dtype: torch.dtype, default: torch.dtype) -> t
             parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel(), dtype=dtype).view_as(parameter))
     ddp = parallel(module)
     optimizer = sgd(ddp)
-    compressor = AdaptiveCompressor(quantize, (8, 8), controller=Scripted(script=TOUR), every=(1, 5), dense_below=0)
+    compressor = adaptive(quantize, (8, 8), controller=Scripted(script=TOUR), every=(1, 5), dense_below=0)
     compressor.attach(ddp, optimizer)
     modes = []
     for step in range(33):

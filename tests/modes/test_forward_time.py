@@ -15,6 +15,7 @@ from gravac import AdaptiveCompressor, OuterSettings, topk
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import CLASSES, FEATURES, batch, network, parallel, train
 from tests.modes.scripted import APART, HOOK, NATIVE, Scripted, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 SLEPT_S = 0.1
@@ -47,7 +48,7 @@ def trained(rank: int, world: int, delay: int) -> list[tuple[str, float]]:
     ddp = DistributedDataParallel(Slow(SLEPT_S if rank == 1 else 0.0))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     controller = Scripted(script=script((0, HOOK), (6, NATIVE), (13, APART)))
-    compressor = AdaptiveCompressor(
+    compressor = adaptive(
         topk,
         (10, 10),
         controller=controller,

@@ -17,6 +17,7 @@ from gravac import AdaptiveCompressor, ReplicasDifferError, Static, topk
 from tests.distributed.training import batch, network, parallel
 from tests.hsdp.training import WIDTH, dense, mesh_of, sharded
 from tests.modes.scripted import APART, HOOK, NATIVE, Entry, Scripted, same, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 PLANTED = 9
@@ -57,7 +58,7 @@ def guard_of(compressor: AdaptiveCompressor) -> Any:
 
 
 def compressor_of(*entries: Entry, every: int | tuple[int, int] = 1) -> AdaptiveCompressor:
-    return AdaptiveCompressor(
+    return adaptive(
         topk, (10, 10), controller=Scripted(script=script(*((entry[0], entry) for entry in entries))), every=every,
         dense_below=0,
     )  # fmt: skip

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import AdaptiveCompressor, topk
+from gravac import topk
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HOOK, NATIVE, Scripted, script
 from tests.modes.test_switch import OPTIMIZERS
+from tests.policies import adaptive
 from tests.ranks import processes
 
 
@@ -20,7 +21,7 @@ def left(rank: int, world: int, optimizer: str, target: str) -> dict[str, Any]:
     ddp = parallel(network(2))
     trains = OPTIMIZERS[optimizer](ddp.parameters())
     plan = script((0, HOOK), (6, NATIVE if target == "native" else APART))
-    compressor = AdaptiveCompressor(
+    compressor = adaptive(
         topk, (10, 10), controller=Scripted(script=plan), every=(1, 5), dense_below=0, sinks=[records.append]
     )
     compressor.attach(ddp, trains)

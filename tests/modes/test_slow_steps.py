@@ -7,13 +7,14 @@ import time
 
 import torch
 
-from gravac import AdaptiveCompressor, topk
+from gravac import topk
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import NATIVE, Scripted, script
 from tests.modes.test_switch import OPTIMIZERS
+from tests.policies import adaptive
 from tests.ranks import processes
 
 
@@ -33,9 +34,7 @@ def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
     ddp = parallel(network(2))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
     controller = LeavesWhenSlow(script=script((0, NATIVE)), watch=200)
-    compressor = AdaptiveCompressor(
-        topk, (10, 10), controller=controller, every=(1, 5), dense_below=0, sinks=[records.append]
-    )
+    compressor = adaptive(topk, (10, 10), controller=controller, every=(1, 5), dense_below=0, sinks=[records.append])
     compressor.attach(ddp, trains)
     pauses = random.Random(rank)
     left = 0

@@ -13,6 +13,7 @@ from gravac import AdaptiveCompressor, topk
 from gravac.telemetry import ModeRecord, read_jsonl
 from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HALF, HOOK, NATIVE, Scripted, same, same_moments, script
+from tests.policies import adaptive
 from tests.ranks import processes
 
 TOUR = script((0, HOOK), (5, APART), (16, HOOK), (29, NATIVE), (39, APART), (50, NATIVE), (60, HALF))
@@ -34,9 +35,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def compressor_of(entries: Any, every: int | tuple[int, int] = (1, 5), **settings: Any) -> AdaptiveCompressor:
-    return AdaptiveCompressor(
-        topk, (10, 10), controller=Scripted(script=entries), every=every, dense_below=0, **settings
-    )
+    return adaptive(topk, (10, 10), controller=Scripted(script=entries), every=every, dense_below=0, **settings)
 
 
 def seen_on_tour(

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from gravac import AdaptiveCompressor
 from gravac.averaging.plan import Form
 from gravac.building import RunAdmission
 from gravac.candidate import Candidate
@@ -32,6 +31,7 @@ from gravac.settings import SettingsError
 from gravac.sources.local_model import LocalModel
 from gravac.sources.weights import broadcast_weights, check_memory
 from gravac.telemetry.records import DecisionRecord
+from tests.policies import adaptive
 
 OUTER = tuple(OuterSettings.model_fields)
 """Names of the settings that stand in ``outer``."""
@@ -50,7 +50,7 @@ class ApartAlone:
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
         """Admit candidates; see ``gravac.engine.decisions.Admit``."""
         given = self._admission
-        policy, outer = given.settings.policy, given.settings.policy.outer
+        policy, outer = given.policy, given.policy.outer
         in_each_step = admit(policy, given.averager, forms, given.link, given.coding)
         before = candidates.delays_by_candidate(state.candidates if outer.delay == "auto" else ())
         forecasts = []
@@ -93,11 +93,11 @@ class OuterByHand(Closeable):
     ) -> None:
         apart = {name: settings.pop(name) for name in OUTER if name in settings}
         given = OuterSettings(**apart, optimizer=outer)
-        self.compressor = AdaptiveCompressor(outer=given, **{"every": (1, 100), **settings})
+        self.compressor = adaptive(outer=given, **{"every": (1, 100), **settings})
         policy = self.compressor.policy
         group = self.compressor.process_group
         if executor is None:
-            texts = {**self.compressor.settings.shared(), **same_on_all_ranks(module, given)}
+            texts = {**self.compressor.policy.shared(), **same_on_all_ranks(module, given)}
             check_alike(texts, device_of(module), group)
         check_memory(module)
         if executor is None:

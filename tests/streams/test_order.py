@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 import torch
 
-from gravac import AdaptiveCompressor, Compressor, artopk, ladder, topk
+from gravac import Compressor, artopk, ladder, topk
 from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller
@@ -23,6 +23,7 @@ from gravac.engine.inputs import StepInputs
 from gravac.exchange.reading import HostCopy
 from gravac.exchange.streams import StreamExecutor
 from tests.device.idle import Idle
+from tests.policies import adaptive
 
 WORLD, STEPS = 3, 6
 
@@ -105,7 +106,7 @@ def one_rank(
     loop = Log(shared.choice(("mine", "loop")), rank, log)
     executor = executors(group, Idle(torch.device("cpu"), lambda: own.expovariate(1.0)), agreement, board)
     safe = shared.choice((True, False))
-    compressor = AdaptiveCompressor(base, (1, 64), controller=controller, dense_below=16, overflow_safety=safe)
+    compressor = adaptive(base, (1, 64), controller=controller, dense_below=16, overflow_safety=safe)
     engine = compressor.door({name: torch.zeros(shape) for name, shape in SHAPES.items()}, executor=executor)
     order = [*SHAPES]
     shared.shuffle(order)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quantize, topk, topkc
+from gravac import Compressor, Policy, dgc, powersgd, quantize, topk, topkc
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate, Forecast
 from gravac.collectives import AllReduce
@@ -25,6 +25,7 @@ from gravac.exchange.executor import Job, sums_over_all
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import StreamExecutor
+from tests.policies import adaptive
 from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, FakeEvent, _places
 
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
@@ -95,7 +96,7 @@ def train(seed: int, base: Compressor, without: str | None = None) -> FakeDevice
         scale = torch.tensor(2.0)
         controllers = (GraVAC(window=2, warmup=1), Restless(base.name, lambda step: CFS[(seed + step * step) % 3]))
         settings = {"dense_below": 16, "overflow_safety": draw.choice((True, False))}
-        compressor = AdaptiveCompressor(base, (1, 1000), controller=controllers[seed % 2], **settings)
+        compressor = adaptive(base, (1, 1000), controller=controllers[seed % 2], **settings)
         executor = StreamExecutor(Alike(device), device)
         engine = compressor.door(parameters, executor=executor)
         for _ in range(STEPS):

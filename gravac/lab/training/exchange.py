@@ -41,9 +41,6 @@ POWERSGD_DENSE_STEPS = 2
 WARM_UP_STEPS = 3
 """Averages of step times leave out this many steps at the start of a training run."""
 
-ALL_DECISIONS = 10**9
-"""Setting ``history`` of compressors of the lab: more decisions than a run makes, so that all of them are kept."""
-
 _TORCH_HOOKS: dict[str, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 """Communication hooks of torch, by the method's text.
 
@@ -243,9 +240,10 @@ class GravacExchange(Exchange):
     ) -> None:
         super().__init__(method, module)
         self._step_records: list[StepRecord] = []
+        self._decision_records: list[DecisionRecord] = []  # empty on other ranks than rank 0
         self._forecasts: tuple[Forecast, ...] = ()
         self._elements = sum(math.prod(shape) for shape in trained_shapes(module))
-        self._compressor = method.make(**{"history": ALL_DECISIONS, **run_settings}, sinks=[self._store_record])
+        self._compressor = method.make(**run_settings, sinks=[self._store_record])
         if method.base is not None and method.base.owns_momentum:
             disable_momentum(optimizer)
         self._stopwatch = HookStopwatch()
@@ -256,9 +254,11 @@ class GravacExchange(Exchange):
         optimizer.register_step_post_hook(self._tally.count_step)
 
     def _store_record(self, record: Record) -> None:
-        """Store a record of a step, and the candidates' forecasts; gravac calls this method with each new record."""
+        """Store a record of a step or a decision, and the forecasts; gravac calls this method with each new record."""
         if isinstance(record, StepRecord):
             self._step_records.append(record)
+        elif isinstance(record, DecisionRecord):
+            self._decision_records.append(record)
         elif isinstance(record, (RunRecord, ForecastsRecord)):
             self._forecasts = record.forecasts
 
@@ -342,9 +342,14 @@ class GravacExchange(Exchange):
         """Return a record of each decision, in order; the first is of the candidate (way to run steps) that began.
 
         Decisions that changed nothing have records, too. While gravac is idle, the candidate is DDP's own exchange.
+        Other ranks than rank 0 know the newest decisions only.
         """
-        history = self._compressor.history
-        return history or [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
+        newest_decisions = self._compressor.history  # waits for the decisions
+        return (
+            self._decision_records
+            or newest_decisions
+            or [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
+        )
 
     def phase_seconds(self) -> tuple[float | None, float | None]:
         """Return ``(seconds of compression, seconds of collectives)`` of a typical step; ``None`` if not known.

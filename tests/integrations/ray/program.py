@@ -14,6 +14,7 @@ from ray.train.torch import TorchTrainer, prepare_model
 
 from gravac import Static
 from gravac.integrations.ray import attach, report
+from gravac.policy import Policy
 
 STEPS, SAVED_EVERY = 12, 4
 
@@ -35,8 +36,8 @@ def train(options: dict[str, Any]) -> None:
         inner.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
-    settings = {"controller": Static(cf=20), "native": False, "dense_below": 64}
-    compressor = attach(model, optimizer, base="topk", **settings)
+    policy = Policy(base="topk", controller=Static(cf=20), native=False, dense_below=64)
+    compressor = attach(model, optimizer, policy=policy)
     for step in range(first, STEPS):
         x = torch.randn(16, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
         optimizer.zero_grad()
