@@ -341,7 +341,7 @@ class AdaptiveCompressor(Closeable):
         self._connection.check_loaded()
         self._connection.is_attached = True
 
-    def door(
+    def attach_parameters(
         self,
         parameters: Mapping[str, torch.Tensor],
         *,

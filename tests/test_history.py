@@ -20,14 +20,16 @@ from tests.outer.ranks import Ranks
 def opened(**settings: Any) -> tuple[AdaptiveCompressor, Engine]:
     """A compressor of one rank, with a record for every step."""
     compressor = AdaptiveCompressor(topk, controller=Static(cf=10, window=1), **settings)
-    return compressor, compressor.door({"w": torch.ones(64, 64)}, executor=Lockstep(1, seconds=0.001).executors[0])
+    return compressor, compressor.attach_parameters(
+        {"w": torch.ones(64, 64)}, executor=Lockstep(1, seconds=0.001).executors[0]
+    )
 
 
-def train(door: Engine, steps: int) -> None:
+def train(engine: Engine, steps: int) -> None:
     for _ in range(steps):
-        door.begin()
-        handle = door.ready([("w", torch.ones(64, 64))])
-        door.end()
+        engine.begin()
+        handle = engine.ready([("w", torch.ones(64, 64))])
+        engine.end()
         handle.wait()
 
 
@@ -35,8 +37,8 @@ def test_history_and_checkpoints_hold_the_newest_records_and_the_log_all_of_them
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decisions, "DECISIONS_KEPT", 3)
-    compressor, door = opened(log_dir=tmp_path)
-    train(door, 12)
+    compressor, engine = opened(log_dir=tmp_path)
+    train(engine, 12)
     saved = [record["step"] for record in compressor.state_dict()["history"]]
     kept = compressor.history
     compressor.close()
@@ -46,8 +48,8 @@ def test_history_and_checkpoints_hold_the_newest_records_and_the_log_all_of_them
 
 
 def test_a_state_with_a_longer_history_loads_and_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, door = opened()
-    train(door, 12)
+    before, engine = opened()
+    train(engine, 12)
     state = before.state_dict()
     assert len(state["history"]) > 6
     monkeypatch.setattr(decisions, "DECISIONS_KEPT", 4)

@@ -152,7 +152,7 @@ def test_a_log_dir_that_cannot_be_written_is_refused_before_training(tmp_path: P
     file.touch()
     compressor = AdaptiveCompressor(topk, log_dir=file / "runs")
     with pytest.raises(SettingsError, match=r"log_dir: cannot write to .*file.*give a folder you may write to"):
-        compressor.door({"w": torch.ones(4)}, executor=Lockstep(1).executors[0])
+        compressor.attach_parameters({"w": torch.ones(4)}, executor=Lockstep(1).executors[0])
 
 
 def test_settings_are_frozen() -> None:

@@ -75,12 +75,13 @@ class Engine:
         >>> from gravac import AdaptiveCompressor, Static, topk
         >>> from gravac.exchange.lockstep import Lockstep
         >>> ranks = Lockstep(2)
-        >>> doors, gradients = [], [torch.full((64, 64), 1.0), torch.full((64, 64), 3.0)]
+        >>> engines, gradients = [], [torch.full((64, 64), 1.0), torch.full((64, 64), 3.0)]
         >>> for executor, gradient in zip(ranks.executors, gradients):
-        ...     door = AdaptiveCompressor(topk, controller=Static(cf=1)).door({"w": gradient}, executor=executor)
-        ...     begun = door.begin()
-        ...     handle = door.ready([("w", gradient)])
-        ...     door.end()
+        ...     compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
+        ...     engine = compressor.attach_parameters({"w": gradient}, executor=executor)
+        ...     begun = engine.begin()
+        ...     handle = engine.ready([("w", gradient)])
+        ...     engine.end()
         >>> handle.wait()
         >>> gradients[0].mean()
         tensor(2.)

@@ -205,7 +205,7 @@ def test_what_was_not_gathered_is_refused() -> None:
 
 def test_ranks_in_memory_are_not_saved_as_if_they_were_one(tmp_path: Path) -> None:
     compressor = AdaptiveCompressor(topk)
-    compressor.door({"w": torch.zeros(8)}, executor=Lockstep(2).executors[1])
+    compressor.attach_parameters({"w": torch.zeros(8)}, executor=Lockstep(2).executors[1])
     for refused in (lambda: checkpoint.save(tmp_path, compressor), lambda: checkpoint.gather(compressor)):
         with pytest.raises(SettingsError, match="process_group: the compressor averages over 2 ranks, but its"):
             refused()

@@ -64,7 +64,7 @@ def unopened(base: Any = topk, controller: Any = None, **given: Any) -> Adaptive
 
 def opened(make: Callable[[], AdaptiveCompressor]) -> One:
     ranks, compressor = Lockstep(1, seconds=0.1), make()
-    return One(compressor, compressor.door(gradients(), executor=ranks.executors[0]), ranks)
+    return One(compressor, compressor.attach_parameters(gradients(), executor=ranks.executors[0]), ranks)
 
 
 KINDS: dict[str, Callable[[], AdaptiveCompressor]] = {
@@ -190,7 +190,7 @@ def test_residuals_of_another_model_are_refused_when_the_model_is_known() -> Non
     compressor = unopened()
     compressor.load_state_dict({**compressor.state_dict(), "residual": {"layer.weight": torch.ones(4)}})
     with pytest.raises(SettingsError, match=r"residual/layer\.weight: has 4 elements; it should have 2048"):
-        compressor.door(gradients(), executor=Lockstep(1).executors[0])
+        compressor.attach_parameters(gradients(), executor=Lockstep(1).executors[0])
     with pytest.raises(SettingsError, match=r"residual: the model has no parameter 'layer\.weight'"):
         compressor.bind(torch.nn.Linear(2, 2))
     assert torch.equal(compressor.state_dict()["residual"]["layer.weight"], torch.ones(4))

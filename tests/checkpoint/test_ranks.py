@@ -265,7 +265,9 @@ def sharded(rank: int, world: int, folder: Path) -> list[Any]:
 
     def opened() -> tuple[AdaptiveCompressor, Engine]:
         compressor = fresh()[2]
-        return compressor, compressor.door({"w": part}, group=pairs[rank % 2], agree_group=dist.group.WORLD)
+        return compressor, compressor.attach_parameters(
+            {"w": part}, group=pairs[rank % 2], agree_group=dist.group.WORLD
+        )
 
     part = torch.randn(64, 64, generator=torch.Generator().manual_seed(rank))
     compressor, engine = opened()

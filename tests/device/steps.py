@@ -123,7 +123,7 @@ def steps(
         gradients = {name: torch.empty(shape, dtype=dtype, device=DEVICE) for name, shape in shapes.items()}
         decides = Static(cf=cf) if controller is None else controller
         compressor = adaptive(base, (1, 1000), controller=decides, **settings)
-        engine = compressor.door(gradients, executor=executor)
+        engine = compressor.attach_parameters(gradients, executor=executor)
         scale = torch.empty((), device=DEVICE) if scaled else None
         for step in range(WARM + count):
             if step == WARM:

@@ -50,7 +50,7 @@ def hooked(rank: int, bind: bool) -> list[str]:
 
 def opened(tensor: torch.Tensor, name: str = "w", **groups: Any) -> str:
     compressor = AdaptiveCompressor(**SAME)
-    return heard(lambda: compressor.door({"first": torch.ones(4), name: tensor}, **groups))
+    return heard(lambda: compressor.attach_parameters({"first": torch.ones(4), name: tensor}, **groups))
 
 
 def outer(make: Callable[[], torch.nn.Module] = network, **settings: Any) -> str:
@@ -191,7 +191,7 @@ def test_one_rank_and_ranks_in_memory_compare_nothing() -> None:
 
     ranks = Lockstep(2).executors
     for rank, executor in enumerate(ranks):
-        AdaptiveCompressor(topk, seed=rank).door({"w": torch.ones(8, 8)}, executor=executor)
+        AdaptiveCompressor(topk, seed=rank).attach_parameters({"w": torch.ones(8, 8)}, executor=executor)
     with pytest.raises(RuntimeError, match="no process group"):
-        AdaptiveCompressor(topk).door({"w": torch.ones(8, 8)})
+        AdaptiveCompressor(topk).attach_parameters({"w": torch.ones(8, 8)})
     assert issubclass(SettingsError, ValueError)

@@ -45,8 +45,10 @@ def test_the_door_refuses_complex_parameters_and_gradients_by_name() -> None:
     one_rank = Lockstep(1).executors[0]
     refused, taken = compressor(), compressor()
     with pytest.raises(TypeError, match=f"turn.phase: complex64 {REMEDY}"):
-        refused.door(dict(Rotated().named_parameters()), executor=one_rank)
-    engine = refused.door({"w": torch.ones(64, 64)}, executor=one_rank)  # what was refused has changed nothing
+        refused.attach_parameters(dict(Rotated().named_parameters()), executor=one_rank)
+    engine = refused.attach_parameters(
+        {"w": torch.ones(64, 64)}, executor=one_rank
+    )  # what was refused has changed nothing
     engine.begin()
     with pytest.raises(TypeError, match=f"v: complex128 {REMEDY}"):
         engine.ready([("v", torch.ones(64, 64, dtype=torch.complex128))])

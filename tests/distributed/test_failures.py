@@ -119,7 +119,7 @@ def interrupted(rank: int, world: int, folder: Path) -> str:
     fifo.JOIN_SECONDS = 0.5
     gradient = torch.ones(64, 64)
     compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
-    engine = compressor.door({"w": gradient})
+    engine = compressor.attach_parameters({"w": gradient})
     said = ""
 
     def step() -> None:
@@ -169,7 +169,7 @@ def opened_and_closed(rank: int, world: int, times: int) -> list[tuple[int, int]
     for _ in range(times):
         gradient = torch.ones(64, 64)
         with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
-            engine = compressor.door({"w": gradient})
+            engine = compressor.attach_parameters({"w": gradient})
             engine.begin()
             handle = engine.ready([("w", gradient)])
             engine.end()
@@ -228,7 +228,7 @@ def closed_while_rank_0_stalls(rank: int, world: int, folder: Path) -> list[str]
     gravac.adaptive.CLOSING_SECONDS = fifo.JOIN_SECONDS = 0.5
     gradient = torch.ones(64, 64)
     compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
-    engine = compressor.door({"w": gradient})
+    engine = compressor.attach_parameters({"w": gradient})
     if rank == 1:
         engine.begin()
         engine.ready([("w", gradient)])

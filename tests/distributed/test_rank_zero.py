@@ -184,7 +184,7 @@ def leaves_while_rank_0_stalls(rank: int, folder: Path) -> int:
         (folder / "pid0").write_text(str(os.getpid()))
     fifo.JOIN_SECONDS = 0.5
     gradient = torch.ones(64, 64)
-    engine = AdaptiveCompressor(topk, controller=Static(cf=10)).door({"w": gradient})
+    engine = AdaptiveCompressor(topk, controller=Static(cf=10)).attach_parameters({"w": gradient})
     if rank == 0:
         time.sleep(200)
     engine.begin()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""An adapter of the door over ``named_parameters()``, without DDP: the shortest there is, and an example for others."""
+"""An adapter over ``named_parameters()``, without DDP: the shortest there is, and an example for others."""
 
 from collections.abc import Callable
 
@@ -16,20 +16,20 @@ class Averaged:
     Args:
         module: trained; the same weights on every rank.
         compressor: decides how.
-        door: opens the compressor's door on these parameters; ``compressor.door``, if need be with an executor.
+        attach: gives these parameters to a compressor: its ``attach_parameters``, if need be with an executor.
     """
 
-    def __init__(self, module: torch.nn.Module, door: Callable[[dict[str, torch.Tensor]], Engine]) -> None:
+    def __init__(self, module: torch.nn.Module, attach: Callable[[dict[str, torch.Tensor]], Engine]) -> None:
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.door = door(self.parameters)
+        self.engine = attach(self.parameters)
 
     def hand_over(self) -> None:
         """Hand all gradients over, last layers first."""
-        self.door.begin()
+        self.engine.begin()
         for name, parameter in reversed(self.parameters.items()):
             if parameter.grad is not None:
-                self.handle = self.door.ready([(name, parameter.grad)])
-        self.door.end()
+                self.handle = self.engine.ready([(name, parameter.grad)])
+        self.engine.end()
 
     def wait(self) -> None:
         """Return when the gradients hold their means."""
@@ -38,4 +38,4 @@ class Averaged:
 
 def over_network(module: torch.nn.Module, compressor: AdaptiveCompressor) -> Averaged:
     """Average over the default process group."""
-    return Averaged(module, compressor.door)
+    return Averaged(module, compressor.attach_parameters)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The door and its executors: gradients go in by name, over a network or in memory, seen by the host or by masks."""
+"""The engine and its executors: gradients go in by name, over a network or in memory, seen by the host or by masks."""
 
 import functools
 from pathlib import Path
@@ -106,7 +106,7 @@ def in_memory(
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
     compressors = [adaptive(**settings) for _ in range(ranks)]
     averaged = [
-        Averaged(module, lambda known, c=compressor, e=executor: c.door(known, executor=e))  # type: ignore[misc]
+        Averaged(module, lambda known, c=compressor, e=executor: c.attach_parameters(known, executor=e))  # type: ignore[misc]
         for module, compressor, executor in zip(modules, compressors, lockstep.executors, strict=True)
     ]
     applied = []
@@ -143,9 +143,9 @@ def test_large_groups_go_in_parts_where_they_are_compressed(
     cf: int, host_looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hand_over(self: Averaged) -> None:
-        self.door.begin()
-        self.handle = self.door.ready([(name, p.grad) for name, p in self.parameters.items() if p.grad is not None])
-        self.door.end()
+        self.engine.begin()
+        self.handle = self.engine.ready([(name, p.grad) for name, p in self.parameters.items() if p.grad is not None])
+        self.engine.end()
 
     monkeypatch.setattr(Averaged, "hand_over", hand_over)
     settings = {"base": topk, "controller": Static(cf=cf)}
@@ -246,12 +246,12 @@ def apart(rank: int, world: int) -> float:
     everyone = dist.new_group([0, 1, 2, 3])
     gradient = torch.full((64, 64), float(rank))
     with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
-        door = compressor.door({"w": gradient}, group=pairs[rank // 2], agree_group=everyone)  # type: ignore[arg-type]
+        engine = compressor.attach_parameters({"w": gradient}, group=pairs[rank // 2], agree_group=everyone)  # type: ignore[arg-type]
         for _ in range(3):
             gradient.fill_(rank)
-            door.begin()
-            handle = door.ready([("w", gradient)])
-            door.end()
+            engine.begin()
+            handle = engine.ready([("w", gradient)])
+            engine.end()
             handle.wait()
             assert compressor._engine.executor.agree_world == 4
         return float(gradient[0, 0])
@@ -271,16 +271,16 @@ def test_a_tensor_with_gaps_is_refused_by_name_and_any_dense_one_is_taken() -> N
 
 def test_a_failure_reaches_every_handle_and_every_later_one() -> None:
     lockstep = Lockstep(2)
-    doors = []
+    engines = []
     for executor in lockstep.executors:
         compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
-        doors.append(compressor.door({"w": torch.ones(64, 64)}, executor=executor))
+        engines.append(compressor.attach_parameters({"w": torch.ones(64, 64)}, executor=executor))
     handles, told = [], []
-    for rank, door in enumerate(doors):
-        door.begin()
-        handles.append(door.submit([Piece("w", torch.ones(4096 + rank), (64, 64))]))
+    for rank, engine in enumerate(engines):
+        engine.begin()
+        handles.append(engine.submit([Piece("w", torch.ones(4096 + rank), (64, 64))]))
         handles[-1].then(told.append)
-        door.end()
+        engine.end()
     for handle in handles:
         with pytest.raises(ValueError, match="ranks ask for different collectives"):
             handle.wait()
@@ -294,18 +294,18 @@ def test_a_failure_reaches_every_handle_and_every_later_one() -> None:
 def test_a_step_that_was_begun_and_given_up_on_all_ranks_only_makes_the_next_one_longer(host_looks: bool) -> None:
     lockstep = Lockstep(2, host_looks=host_looks, seconds=0.001)
     gradients = [torch.randn(40, 40) for _ in range(2)]
-    doors = [
-        AdaptiveCompressor(topk, controller=Static(cf=10)).door({"w": gradient}, executor=executor)
+    engines = [
+        AdaptiveCompressor(topk, controller=Static(cf=10)).attach_parameters({"w": gradient}, executor=executor)
         for gradient, executor in zip(gradients, lockstep.executors, strict=True)
     ]
     for ends in (True, True, False, True, True):
-        for door, gradient in zip(doors, gradients, strict=True):
-            door.begin()
-            handle = door.ready([("w", gradient)])
+        for engine, gradient in zip(engines, gradients, strict=True):
+            engine.begin()
+            handle = engine.ready([("w", gradient)])
             if ends:
-                door.end()
+                engine.end()
         handle.wait()
-    assert [door.settled.step for door in doors] == [4, 4]
+    assert [engine.settled.step for engine in engines] == [4, 4]
     assert torch.equal(*gradients)
 
 
@@ -314,8 +314,8 @@ def test_what_was_restored_goes_to_the_gradients_device_before_the_first_step(mo
     monkeypatch.setattr(Averager, "to_device", lambda self, device: moved.append(device))
     (executor,) = Lockstep(1).executors
     compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
-    door = compressor.door({"w": torch.ones(64, 64, device="meta")}, executor=executor)
+    engine = compressor.attach_parameters({"w": torch.ones(64, 64, device="meta")}, executor=executor)
     for _ in range(2):
-        door.begin()
+        engine.begin()
         executor.order()
     assert moved == [torch.device("meta")]

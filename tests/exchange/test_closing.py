@@ -75,14 +75,14 @@ def stalled(peers: Peers, kind: str) -> tuple[AdaptiveCompressor, Handle]:
         executor = StreamExecutor(_OnStreams(peers), Stuck(peers))  # type: ignore[arg-type]
     compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
     gradient = torch.ones(64, 64)
-    door = compressor.door({"w": gradient}, executor=executor)
+    engine = compressor.attach_parameters({"w": gradient}, executor=executor)
     for step in range(3):
         if step == 2:
             assert compressor.cf == 1
             peers.answer.clear()
-        door.begin()
-        handle = door.ready([("w", gradient)])
-        door.end()
+        engine.begin()
+        handle = engine.ready([("w", gradient)])
+        engine.end()
     return compressor, handle
 
 
@@ -156,7 +156,7 @@ def test_a_sink_that_fails_to_close_leaves_nothing_open(peers: Peers) -> None:
     executor = Fifo(peers)  # type: ignore[arg-type]
     first, broken, last = Sink(), Sink("close"), Sink()
     compressor = AdaptiveCompressor(topk, controller=Static(cf=1), sinks=[first, broken, last])
-    compressor.door({"w": torch.ones(64, 64)}, executor=executor)
+    compressor.attach_parameters({"w": torch.ones(64, 64)}, executor=executor)
     with pytest.warns(UserWarning, match="Sink object .* failed when it was closed: OSError") as seen:
         compressor.close()
     assert len(seen) == 1
@@ -172,11 +172,11 @@ def test_a_sink_that_fails_does_not_end_training_where_warnings_are_errors(
     broken, other = Sink("record"), Sink()
     with AdaptiveCompressor(topk, controller=Static(cf=1), sinks=[broken, other]) as compressor:
         gradient = torch.ones(64, 64)
-        door = compressor.door({"w": gradient}, executor=Fifo(peers))  # type: ignore[arg-type]
+        engine = compressor.attach_parameters({"w": gradient}, executor=Fifo(peers))  # type: ignore[arg-type]
         for _ in range(3):
-            door.begin()
-            handle = door.ready([("w", gradient)])
-            door.end()
+            engine.begin()
+            handle = engine.ready([("w", gradient)])
+            engine.end()
             handle.wait()
     assert broken.records == 1
     assert other.records > 1
@@ -190,19 +190,19 @@ from gravac.exchange.fifo import Fifo
 from tests.exchange.test_closing import Peers
 compressor = AdaptiveCompressor(topk, controller=Static(cf=1), log_dir=sys.argv[1])
 gradient = torch.ones(64, 64)
-door = compressor.door({"w": gradient}, executor=Fifo(Peers()))
+engine = compressor.attach_parameters({"w": gradient}, executor=Fifo(Peers()))
 with compressor:
-    door.begin()
-    handle = door.ready([("w", gradient)])
-    door.end()
+    engine.begin()
+    handle = engine.ready([("w", gradient)])
+    engine.end()
     handle.wait()
     child = os.fork()
     if child == 0:
         sys.exit(7)  # through __exit__, and all that is registered to run at exit
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    door.begin()
-    handle = door.ready([("w", gradient)])
-    door.end()
+    engine.begin()
+    handle = engine.ready([("w", gradient)])
+    engine.end()
     handle.wait()
 """
 

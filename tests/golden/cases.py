@@ -11,7 +11,7 @@ import torch
 
 from gravac import Accordion, Goodput, GraVAC, Static, ladder, powersgd, quantize, topk
 from gravac.modes.outer.sgd import OuterSGD
-from tests.golden.ranks import DDPRank, DoorRank, ModesRank, OuterRank, Rank, ScaledRank, ShardsRank
+from tests.golden.ranks import DDPRank, LoopRank, ModesRank, OuterRank, Rank, ScaledRank, ShardsRank
 from tests.modes.scripted import APART, DENSE, HALF, HOOK, NATIVE, Scripted, script
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -54,7 +54,7 @@ CASES: Mapping[str, Case] = {
         falls_at=33,
     ),
     "masked-topk-gravac": Case(
-        {"base": topk, "cf_range": (4, 400), "controller": GraVAC(window=3)}, rank=DoorRank, in_memory=True
+        {"base": topk, "cf_range": (4, 400), "controller": GraVAC(window=3)}, rank=LoopRank, in_memory=True
     ),
     "masked-ladder-safe": Case(
         {
@@ -63,7 +63,7 @@ CASES: Mapping[str, Case] = {
             "controller": GraVAC(window=3),
             "overflow_safety": True,
         },
-        rank=DoorRank,
+        rank=LoopRank,
         in_memory=True,
     ),
     "outer-static": Case(

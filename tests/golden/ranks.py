@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a run: by DDP's hook, in all modes in turn, by the door without DDP, or with outer steps."""
+"""A rank of a run: by DDP's hook, in all modes in turn, by a loop of its own without DDP, or with outer steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -221,7 +221,7 @@ class ShardsRank(ModesRank):
         return self.net
 
 
-class DoorRank(Rank):
+class LoopRank(Rank):
     """A rank without DDP, which hands its gradients over one by one."""
 
     def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
@@ -230,7 +230,7 @@ class DoorRank(Rank):
             self.net.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
             compressor.load_state_dict(checkpoint["gravac"])
-        self.averaged = Averaged(self.net, partial(compressor.door, executor=executor))
+        self.averaged = Averaged(self.net, partial(compressor.attach_parameters, executor=executor))
 
     def leave(self, step: int) -> torch.Tensor:
         loss = self.backward(step)

@@ -4,7 +4,7 @@
 
     python -m tests.measure.cuda_audit [--json FILE]
 
-One tensor goes through the door, with fake tensors on a made-up device (``tests.device``); so do 24 matrices as one
+One tensor goes through the engine, with fake tensors on a made-up device (``tests.device``); so do 24 matrices as one
 group. ``carried`` are the copies from and to pinned memory of what the ranks agree on, for which nobody waits before a
 step is over. A kernel is an operator: what a library launches within one (a sort, a QR) counts once.
 """

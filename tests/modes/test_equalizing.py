@@ -271,7 +271,7 @@ def test_a_scaler_that_is_disabled_changes_none() -> None:
 
 def engine_of(executor: Any = None) -> Engine:
     compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
-    return compressor.door({"w": torch.zeros(4)}, **({"executor": executor} if executor else {}))
+    return compressor.attach_parameters({"w": torch.zeros(4)}, **({"executor": executor} if executor else {}))
 
 
 def test_engines_in_memory_run_a_job_between_steps() -> None:

@@ -38,7 +38,7 @@ def returned(rank: int, world: int, make: str, case: str) -> dict[str, Any]:
     for parameter in module.parameters():
         dist.broadcast(parameter.detach(), 0)
     with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
-        engine = compressor.door({"w": torch.zeros(4)})
+        engine = compressor.attach_parameters({"w": torch.zeros(4)})
         engine.open()
         job = equalize_ranks([*module.parameters()], [optimizer], scaler, engine.device)
         differing = engine.run_between_steps("the optimizers' states", job).result()
@@ -87,7 +87,7 @@ def differs(rank: int, world: int) -> tuple[list[int], int]:
     if rank == 1:
         module.scale.data += 1
     with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
-        engine = compressor.door({"w": torch.zeros(4)})
+        engine = compressor.attach_parameters({"w": torch.zeros(4)})
         engine.open()
         job = equalize_ranks([*module.parameters()], [optimizer], None, engine.device)
         differing = engine.run_between_steps("weights", job).result()

@@ -107,7 +107,9 @@ def one_rank(
     executor = executors(group, Idle(torch.device("cpu"), lambda: own.expovariate(1.0)), agreement, board)
     safe = shared.choice((True, False))
     compressor = adaptive(base, (1, 64), controller=controller, dense_below=16, overflow_safety=safe)
-    engine = compressor.door({name: torch.zeros(shape) for name, shape in SHAPES.items()}, executor=executor)
+    engine = compressor.attach_parameters(
+        {name: torch.zeros(shape) for name, shape in SHAPES.items()}, executor=executor
+    )
     order = [*SHAPES]
     shared.shuffle(order)
     unused = shared.choice(order)

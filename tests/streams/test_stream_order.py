@@ -98,7 +98,7 @@ def train(seed: int, base: Compressor, without: str | None = None) -> FakeDevice
         settings = {"dense_below": 16, "overflow_safety": draw.choice((True, False))}
         compressor = adaptive(base, (1, 1000), controller=controllers[seed % 2], **settings)
         executor = StreamExecutor(Alike(device), device)
-        engine = compressor.door(parameters, executor=executor)
+        engine = compressor.attach_parameters(parameters, executor=executor)
         for _ in range(STEPS):
             futures: list[tuple[FakeEvent, Sequence[str]]] = []
             for gradient in gradients.values():

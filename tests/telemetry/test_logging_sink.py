@@ -23,16 +23,16 @@ def trained(close: Callable[[AdaptiveCompressor], None] = AdaptiveCompressor.clo
     lockstep = Lockstep(2, seconds=0.001)
     controller = Warmup(first=4, cf=16, every=6, window=2)
     compressors = [AdaptiveCompressor(topk, (2, 100), controller=controller) for _ in range(2)]
-    doors = [
-        compressor.door({"w": torch.ones(64, 64)}, executor=executor)
+    engines = [
+        compressor.attach_parameters({"w": torch.ones(64, 64)}, executor=executor)
         for compressor, executor in zip(compressors, lockstep.executors, strict=True)
     ]
     for _ in range(STEPS):
         handles = []
-        for door in doors:
-            door.begin()
-            handles.append(door.ready([("w", torch.ones(64, 64))]))
-            door.end()
+        for engine in engines:
+            engine.begin()
+            handles.append(engine.ready([("w", torch.ones(64, 64))]))
+            engine.end()
         lockstep.run()
         for handle in handles:
             handle.wait()
