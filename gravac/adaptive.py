@@ -264,7 +264,7 @@ class AdaptiveCompressor(Closeable):
         self._connection.detach(ends_outer_steps=not self._is_closed)
 
     @contextmanager
-    def synced(self) -> Iterator[None]:
+    def shared_weights(self) -> Iterator[None]:
         """Return a context in which the module has the weights that all ranks share, to evaluate or save the module.
 
         The shared weights are bit for bit the same on every rank; on exit the rank's own weights are restored. Shared
@@ -275,7 +275,7 @@ class AdaptiveCompressor(Closeable):
         if self._switch is None:
             yield
             return
-        with self._switch.synced():
+        with self._switch.shared_weights():
             yield
 
     def synchronize(self) -> None:
@@ -305,7 +305,7 @@ class AdaptiveCompressor(Closeable):
         if self._connection.is_attached and not (self._is_idle or self._is_closed):
             self._engine.losses.add(loss)
 
-    def accumulate(self) -> AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backwards accumulate gradients on this rank and exchange nothing.
 
         Raises:
@@ -313,10 +313,10 @@ class AdaptiveCompressor(Closeable):
         """
         if self._is_idle:
             return nullcontext() if self._idle_ddp is None else self._idle_ddp.no_sync()
-        context = self._connection.accumulate()
+        context = self._connection.no_sync()
         if context is not None:
             return context
-        raise RuntimeError("accumulate: no module is attached; call attach(module, optimizer) first")
+        raise RuntimeError("no_sync: no module is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:
         """Give this object the module's parameter names, if a framework registers ``hook`` without ``attach``.

@@ -114,10 +114,10 @@ class ModelConnection:
             self.switch = None
         self.is_attached = False
 
-    def accumulate(self) -> AbstractContextManager[None] | None:
+    def no_sync(self) -> AbstractContextManager[None] | None:
         """Return a context in which backwards accumulate gradients and exchange nothing; ``None`` without a model."""
         if self._sharded_source is not None:
-            return self._sharded_source.accumulate()
+            return self._sharded_source.no_sync()
         return None if self.adapter.ddp is None else self.adapter.ddp.no_sync()
 
     def stop_exchange(self) -> None:

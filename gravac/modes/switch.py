@@ -545,7 +545,7 @@ class Switch:
             self.outer.loading_starts()
 
     @contextmanager
-    def synced(self) -> Iterator[None]:
+    def shared_weights(self) -> Iterator[None]:
         """Return a context in which the module has the weights and buffers of the last exchange, equal on all ranks.
 
         Outside outer steps, the module has them anyway.
@@ -554,7 +554,7 @@ class Switch:
         if self.outer is None:
             yield
             return
-        with self.outer.synced():
+        with self.outer.shared_weights():
             yield
 
 

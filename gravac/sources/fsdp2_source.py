@@ -60,7 +60,7 @@ class FSDP2Source(HookedSource):
     When ``backward()`` returns, each ``.grad`` holds the mean over all ranks, as after torch's own exchange. If torch
     would not exchange over the replicas in a backward (``set_requires_gradient_sync(False)``,
     ``set_requires_all_reduce(False)``), gravac does not either. If the mesh has no replicate dimension, gravac
-    exchanges in all backwards except for those within ``accumulate``.
+    exchanges in all backwards except for those within ``no_sync``.
 
     Args:
         engine: object that averages the gradients over the replicas.
@@ -89,7 +89,7 @@ class FSDP2Source(HookedSource):
 
     @property
     def is_accumulating(self) -> bool:
-        """True if a backward that begins now exchanges nothing over replicas, by ``accumulate`` or torch's flags."""
+        """True if a backward that begins now exchanges nothing over replicas, by ``no_sync`` or torch's flags."""
         return self._accumulate_depth > 0 or not self._model.will_exchange
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -137,7 +137,7 @@ class FSDP2Source(HookedSource):
         self._model.restore_torch_exchange()
 
     @contextmanager
-    def accumulate(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """Return a context whose backwards exchange nothing over the replicas; the next backward exchanges the sum.
 
         All ranks must enter the context for the same backwards.

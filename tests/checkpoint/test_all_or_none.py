@@ -102,7 +102,7 @@ def trained_on(run: Run, rank: int) -> list[torch.Tensor]:
     """Train some steps; return the ranks' shared weights, in two ranks equal if training is right."""
     ddp, optimizer, compressor = run
     train(ddp, optimizer, rank, range(2 * EVERY))
-    with compressor.synced():
+    with compressor.shared_weights():
         found = weights(ddp).clone()
     compressor.close()
     of_all = [torch.empty_like(found) for _ in range(dist.get_world_size())]

@@ -269,7 +269,7 @@ class OuterRank(Rank):
 
     def final(self) -> Plain:
         own = super().final()
-        with self.compressor.synced():
+        with self.compressor.shared_weights():
             shared = copied(self.net.state_dict())
         return {**own, "shared": shared, "outer": copied(self.compressor.outer.state_dict())}
 

@@ -193,7 +193,7 @@ def replicas_apart(rank: int) -> tuple[bool, bool]:
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
     accumulated.attach(module, optimizer)
     x = torch.randn(8, 33, generator=torch.Generator().manual_seed(rank))
-    with accumulated.accumulate():
+    with accumulated.no_sync():
         module(x).square().mean().backward()
     module(x).square().mean().backward()
     steps = accumulated._engine.state.step

@@ -178,7 +178,7 @@ def compressed(rank: int, world: int, steps_of: dict[str, int]) -> dict[str, Any
         training = Training(sharded(mesh_of(2), mp_policy=MIXED), ADAMW, compressor)
         training.steps(steps)
         compressor.synchronize()
-        with compressor.synced():
+        with compressor.shared_weights():
             shared = same_over_replicas(shards_of(training.module))
         decisions = [(record.step, record.every, record.cf, record.compressor) for record in compressor.history]
         finite = math.isfinite(sum(training.losses)) and training.losses[-1] < training.losses[0]
@@ -215,7 +215,7 @@ def evaluated() -> tuple[bool, bool, bool]:
         with torch.no_grad():
             outputs.append(training.module(x))
         saved = {name: tensor.to_local() for name, tensor in training.module.state_dict().items()}
-        with compressor.synced():
+        with compressor.shared_weights():
             shared = shards_of(training.module)
     same_saved = all(torch.equal(saved[name], weight) for name, weight in shared.items())
     again = training.module(x)  # in training, with this replica's own weights
@@ -329,7 +329,7 @@ def spoilt(rank: int, world: int, late: bool) -> tuple[int, bool, bool, list[str
         training.step(spoil)
         training.steps(2 * EVERY)
         compressor.synchronize()
-    with compressor.synced():
+    with compressor.shared_weights():
         weights = shards_of(training.module)
     finite = all(bool(weight.isfinite().all()) for weight in weights.values())
     outer: Any = compressor.outer
@@ -354,7 +354,7 @@ def replaced() -> tuple[bool, bool]:
     training.steps(EVERY + 1)
     loaded = {name: torch.full_like(tensor, 0.5) for name, tensor in training.module.state_dict().items()}
     training.module.load_state_dict(loaded, assign=True)
-    with compressor.synced():
+    with compressor.shared_weights():
         shared = shards_of(training.module)
     training.optimizer = ADAMW(training.module.parameters())
     with warnings.catch_warnings():

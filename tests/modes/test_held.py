@@ -69,15 +69,22 @@ def looked_at(rank: int, world: int, how: str) -> tuple[list[bool], torch.Tensor
             from torch.distributed.checkpoint.state_dict import get_model_state_dict  # slow to import
 
             shared.append(tensors_are_shared(get_model_state_dict(ddp)))
-        elif how == "synced":
-            with compressor.synced():
+        elif how == "shared_weights":
+            with compressor.shared_weights():
                 shared.append(tensors_are_shared(dict(copy.deepcopy(ddp.module).named_parameters())))
     own = torch.cat([p.detach().flatten() for p in ddp.parameters()])
     compressor.close()
     return shared, own
 
 
-WAYS = "evaluate", "evaluate on one rank", "state_dict", "compiled state_dict", "distributed checkpoint", "synced"
+WAYS = (
+    "evaluate",
+    "evaluate on one rank",
+    "state_dict",
+    "compiled state_dict",
+    "distributed checkpoint",
+    "shared_weights",
+)
 
 
 def looked_at_in_every_way(rank: int, world: int) -> dict[str, tuple[list[bool], torch.Tensor]]:

@@ -21,13 +21,13 @@ def users_lines(model: torch.nn.Module, rank: int, **settings: Any) -> AdaptiveC
     compressor.attach(model, trains)
     for step in range(3):
         trains.zero_grad()
-        with compressor.accumulate():
+        with compressor.no_sync():
             x, y = batch(rank, 2 * step)
             torch.nn.functional.cross_entropy(model(x), y).backward()
         x, y = batch(rank, 2 * step + 1)
         torch.nn.functional.cross_entropy(model(x), y).backward()
         trains.step()
-    with compressor.synced():
+    with compressor.shared_weights():
         model.state_dict()
     compressor.synchronize()
     assert (compressor.mode, compressor.cf, compressor.gain, compressor.changes) == ("native", 1.0, None, [])
@@ -64,7 +64,7 @@ def switched_off(rank: int, world: int, off_on: tuple[int, ...]) -> str:
     with pytest.warns(UserWarning, match="GRAVAC=off in the environment: training continues without gravac"):
         compressor = users_lines(ddp, rank)
     assert not ddp._comm_hooks
-    with compressor.accumulate():
+    with compressor.no_sync():
         assert not ddp.require_backward_grad_sync  # as in DDP's no_sync(): nothing is exchanged
     compressor.detach()
     compressor.close()

@@ -135,9 +135,9 @@ class OuterByHand(Closeable):
         self.steps.synchronize()
 
     @contextmanager
-    def synced(self, wait: bool = True) -> Iterator[None]:
+    def shared_weights(self, wait: bool = True) -> Iterator[None]:
         """Have the module hold the anchors."""
-        with self.steps.synced(wait):
+        with self.steps.shared_weights(wait):
             yield
 
     @property

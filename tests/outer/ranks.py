@@ -122,7 +122,7 @@ class Ranks:
     def anchors(self) -> list[torch.Tensor]:
         found = []
         for module, outer in zip(self.modules, self.outer, strict=True):
-            with outer.synced():
+            with outer.shared_weights():
                 found.append(flat(module))
         return found
 

@@ -135,13 +135,13 @@ def test_looking_does_not_wait() -> None:
 
 def test_an_anchor_without_what_travels_is_that_of_the_last_round() -> None:
     trained = Ranks(2, **wandering(0, every=6)).train(11)
-    with trained.outer[0].synced():
+    with trained.outer[0].shared_weights():
         before = [p.detach().clone() for p in trained.modules[0].parameters()]
     trained.train(1)
     assert trained.outer[0].under_way
-    with trained.outer[0].synced(wait=False):
+    with trained.outer[0].shared_weights(wait=False):
         assert all(map(torch.equal, before, trained.modules[0].parameters()))
-    with trained.outer[0].synced():
+    with trained.outer[0].shared_weights():
         assert not all(map(torch.equal, before, trained.modules[0].parameters()))
 
 

@@ -152,7 +152,7 @@ def test_two_names_of_one_memory_are_taken_up_once_and_come_back_after_a_look(de
     own = [module.odd.clone() for module in twice.modules]
     assert equal([*(module.odd for module in once.modules[:1]), own[0]])
     for outer, module, before in zip(twice.outer, twice.modules, own, strict=True):
-        with outer.synced():
+        with outer.shared_weights():
             looked = module.odd.clone()
         assert torch.equal(module.odd, before)
         assert not torch.equal(looked, before)
@@ -161,7 +161,7 @@ def test_two_names_of_one_memory_are_taken_up_once_and_come_back_after_a_look(de
 def test_what_an_evaluation_does_to_buffers_is_in_no_anchor() -> None:
     trained = Ranks(2, every=4, make=partial(Odd, lambda: torch.zeros(3, 4), add)).train(5)
     before, own = trained.anchors[0], trained.modules[0].odd.clone()
-    with trained.outer[0].synced():
+    with trained.outer[0].shared_weights():
         trained.modules[0].odd.add_(1)
     assert torch.equal(trained.anchors[0], before)
     assert torch.equal(trained.modules[0].odd, own)
@@ -284,7 +284,7 @@ def trained_with_guard(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     for step in range(7):
         inner_step(module, inner, step, rank)
         outer.step()
-    with outer.synced():
+    with outer.shared_weights():
         anchor = module.odd.clone()
     outer.close()
     return first, anchor, around(module.odd)

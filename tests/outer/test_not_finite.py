@@ -284,7 +284,7 @@ def test_three_refused_rounds_on_end_raise_on_all_ranks_and_the_anchor_is_good(
     assert [outer.skipped for outer in again.outer] == [outer.skipped for outer in ranks.outer]
     ranks.hurt = lambda *_: None
     for outer, module in zip(ranks.outer, ranks.modules, strict=True):
-        with outer.synced():
+        with outer.shared_weights():
             weights = copied(dict(module.state_dict()))
         module.load_state_dict(weights)
     ranks.train(16)

@@ -75,7 +75,7 @@ def healed(
             warnings.simplefilter("always")
             outer, module, losses = train(rank, inner, HURT + 1 + later, True, **RUNS[run])
             outer.synchronize()
-            with outer.synced():
+            with outer.shared_weights():
                 anchor = flat(module)
             outer.state_dict()  # the host reads all verdicts
             found.append(
@@ -127,7 +127,7 @@ def diverging(rank: int, world: int, folder: Path) -> tuple[str, int, list[torch
     module = network()
     optimizer = torch.optim.SGD(module.parameters(), lr=1e30)
     outer = OuterByHand(module, optimizer, every=2, delay=0, base=topk, controller=Static(cf=10), cf_range=(10, 10))
-    with outer.synced():
+    with outer.shared_weights():
         start = flat(module)
     said = ""
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def diverging(rank: int, world: int, folder: Path) -> tuple[str, int, list[torch
             except NotFiniteError as failure:
                 said = str(failure)
                 break
-    with outer.synced():
+    with outer.shared_weights():
         anchor = flat(module)
     checkpoint.save(folder, outer)
     rounds = outer.rounds
@@ -152,7 +152,7 @@ def diverging(rank: int, world: int, folder: Path) -> tuple[str, int, list[torch
         base=topk, controller=Static(cf=10), cf_range=(10, 10),
     )  # fmt: skip
     checkpoint.load(folder, again)
-    with again.synced():
+    with again.shared_weights():
         loaded = flat(fresh)
     again.close()
     return said, rounds, [start, anchor, loaded]

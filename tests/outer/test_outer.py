@@ -85,7 +85,7 @@ def test_nothing_is_lost_of_what_is_learned_behind_a_delay(every: int, delay: in
     assert not torch.allclose(lost, alone)
 
 
-def test_synced_puts_back_what_a_rank_has() -> None:
+def test_shared_weights_put_back_what_a_rank_has() -> None:
     trained = Ranks(2, every=4, **FOUR_BITS).train(6)
     before = trained.weights
     assert not equal(before)

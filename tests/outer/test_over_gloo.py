@@ -40,10 +40,10 @@ def train(rank: int, steps: int, delays: int = 0, first: int = 0, **settings: An
 def anchored(rank: int, world: int, settings: dict[str, Any]) -> tuple[list[torch.Tensor], list[Any], int]:
     outer, module = train(rank, 23, delays=20, **settings)
     found = []
-    with outer.synced():
+    with outer.shared_weights():
         found.append(flat(module))
     outer.synchronize()
-    with outer.synced():
+    with outer.shared_weights():
         found.append(flat(module))
     history, rounds = outer.history, outer.rounds
     outer.close()
@@ -118,7 +118,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
         inner_step(module, inner, outer.rounds, rank)
         outer.step()
     checkpoint.save(folder, outer)
-    with outer.synced():
+    with outer.shared_weights():
         torch.save(flat(module), folder / f"anchor{rank}")
     try:
         while outer.rounds < 20:

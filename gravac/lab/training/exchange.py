@@ -274,7 +274,7 @@ class GravacExchange(Exchange):
 
     def wait_for_exchanges(self) -> None:
         """Wait until no exchange is in flight; the rank's own weights stay as they are."""
-        with self._stopwatch.timed_block(), self._compressor.synced():
+        with self._stopwatch.timed_block(), self._compressor.shared_weights():
             pass
 
     def exchange_remainder(self) -> None:
@@ -284,7 +284,7 @@ class GravacExchange(Exchange):
 
     def shared_weights(self) -> AbstractContextManager[None]:
         """Return a context, such as for evaluation, in which the model has the weights that all ranks share."""
-        return self._compressor.synced()
+        return self._compressor.shared_weights()
 
     @property
     def gain(self) -> float | None:

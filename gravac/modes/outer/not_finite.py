@@ -225,7 +225,7 @@ class Refusals:
         self._reset_not_finite(current_round)
         raise NotFiniteError(
             f"gravac: rounds {', '.join(map(str, round_numbers))}: the mean of the ranks' weight changes was not "
-            "finite in any of them, so training makes no progress. The weights that all ranks share (synced(), "
+            "finite in any of them, so training makes no progress. The weights that all ranks share (shared_weights(), "
             "state_dict(), gravac.checkpoint.save) are finite: they exclude these rounds. Lower the learning rate, "
             "clip gradients, or scale the loss (torch.amp.GradScaler, for float16); earlier "
             "warnings name rounds, ranks and tensors"

@@ -328,7 +328,7 @@ class OuterSteps:
         self.state.in_round = 0
 
     @contextmanager
-    def synced(self, wait: bool = True) -> Iterator[None]:
+    def shared_weights(self, wait: bool = True) -> Iterator[None]:
         """Return a context in which the module has the anchors, bit for bit the same on every rank.
 
         The context is for evaluation, or to save the module. The anchors do not contain what the rank learned since the
