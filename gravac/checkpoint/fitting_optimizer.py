@@ -102,5 +102,5 @@ def _check_entry(path: str, name: str, entry: Any, parameter: torch.Tensor | Non
         raise SettingsError(f"{path}: is {describe(entry)}; {error}; {STATE_REMEDY}") from None
     if parameter is not None and name in PARAMETER_SHAPED and entry.shape != parameter.shape:
         raise misfit(path, f"has shape {shape_of(entry)}", f"have {shape_of(parameter)}")
-    if name == "step" and (entry.numel() != 1 or float(entry) < 0):
+    if name == "step" and (entry.numel() != 1 or entry.dtype == torch.bool or float(entry) < 0):
         raise misfit(path, f"is {describe(entry)}", "be one number of steps, 0 or more")

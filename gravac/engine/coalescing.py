@@ -92,7 +92,7 @@ class ReadyGroup:
             return
         if self.cut_from is not None:
             executor.join()
-        self.averaged.set_result(functools.reduce(both, self.means_finite, None))
+        self.averaged.set_result(self.means_finite)
 
 
 class Waiting:

@@ -9,14 +9,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
+import torch
+
 from gravac.exchange.executor import Executor
-from gravac.exchange.reading import Finite, HostCopy, Number
+from gravac.exchange.reading import HostCopy, Number
 from gravac.guarded import GuardedCaller
 
 T = TypeVar("T")
 
-Averaged = Future[Finite]
-"""Future that is done when tensors hold their mean over the ranks; its result says whether the means are finite."""
+Averaged = Future[list[torch.Tensor]]
+"""Future that is done when tensors hold their mean over the ranks.
+
+Its result says whether the means are finite: a 0-d bool tensor for each part that was checked."""
 
 Then = Callable[[BaseException | None], None]
 """Function called with ``None`` when tensors hold the mean, or with the exception if the exchange failed."""

@@ -35,15 +35,15 @@ Curve = list[tuple[int, float]]
 def trained(rank: int, world: int, log_dir: Path, window: int | None) -> list[DecisionRecord]:
     """Train as a user does who gives no optimizer; return the decisions. Without ``window`` it is the line itself."""
     ddp = parallel(network(2))
-    given: dict[str, Any] = {"cf_range": (10, 1000), "controller": "gravac", "log_dir": log_dir, "window": window}
-    compressor = AdaptiveCompressor(topk, native=False, **given)
+    controller = DEFAULT if window is None else GraVAC(window=window)
+    compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), controller=controller, native=False, log_dir=log_dir)
     compressor.attach(ddp)
     train(ddp, sgd(ddp), rank, range(STEPS[window]))
     compressor.close()
     return compressor.history
 
 
-@pytest.fixture(scope="module", params=[None, 5], ids=["as it stands", "window beside it"])
+@pytest.fixture(scope="module", params=[None, 5], ids=["as it stands", "with a window"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[DecisionRecord]]:
     """What rank 0 wrote, as TensorBoard reads it, and the decisions of all ranks."""
     log_dir = tmp_path_factory.mktemp("runs")

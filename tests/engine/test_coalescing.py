@@ -62,7 +62,7 @@ def test_elements_are_those_of_all_pieces() -> None:
 @given(st.lists(st.integers(0, 60), max_size=12), st.integers(0, 12))
 def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: list[int], spoiled: int) -> None:
     whole, said = ReadyGroup(group(*sizes).pieces, torch.zeros(sum(sizes))), list[str]()
-    whole.averaged.add_done_callback(lambda future: said.append(f"finite {bool(future.result())}"))
+    whole.averaged.add_done_callback(lambda future: said.append(f"finite {all(future.result())}"))
     executor: Any = SimpleNamespace(join=lambda: said.append("joined"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(coalescing, "MAX_SEGMENT_ELEMENTS", 40)

@@ -120,7 +120,7 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "4 bits": ({"base": "quantize", "controller": Static(cf=8)}, 5),
     "low rank": ({"base": "powersgd", "controller": Static(cf=8), "dense_below": 64}, 5),
     "accordion": ({"base": "topk", "cf_range": (2, 20), "controller": Accordion(every=3)}, 7),
-    "gravac": ({"base": "topk", "cf_range": (5, 20), "controller": "gravac", "window": 2}, 9),
+    "gravac": ({"base": "topk", "cf_range": (5, 20), "controller": GraVAC(window=2)}, 9),
     "as it comes": ({}, 10),
 }
 """Settings of ways to compress, and steps in which each decides twice, if it decides at all.

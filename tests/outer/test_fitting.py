@@ -77,6 +77,7 @@ def with_settings_of(state: dict[str, Any], spoilt_state: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @example(seed=1724)  # of AdamW: a moment is None
+@example(seed=1999)  # of AdamW: the number of steps is a bool
 @given(seed=st.integers(0, 2**48))
 @settings(max_examples=5 * settings().max_examples)
 def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) -> None:

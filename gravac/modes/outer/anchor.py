@@ -27,7 +27,7 @@ from gravac.averaging.tensors import flat, memory_shape
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Averaged
 from gravac.exchange.executor import Executor, Mark, fail
-from gravac.exchange.reading import AT_ONCE, Finite, HostCopy, Reads
+from gravac.exchange.reading import AT_ONCE, Finite, HostCopy, Reads, both
 from gravac.modes.outer.buffer_exchange import BufferExchange
 
 SIXTEEN_BIT_FORMATS = (torch.float16, torch.bfloat16)
@@ -103,7 +103,7 @@ class PendingMean:
             averaged: future of the exchange, which has ended.
         """
         try:
-            self.mean_finite = averaged.result()
+            self.mean_finite = functools.reduce(both, averaged.result(), None)
             assert self.mean_finite is not None, "outer steps check their means"
             self.mean_squared_norm = _squared_norm(self.flat)
             if self._executor is not None and self._executor.lag:
