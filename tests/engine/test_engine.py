@@ -309,6 +309,22 @@ def test_a_step_that_was_begun_and_given_up_on_all_ranks_only_makes_the_next_one
     assert torch.equal(*gradients)
 
 
+def test_who_waits_within_a_step_gets_the_mean_of_a_group_that_waited_for_further_ones() -> None:
+    (executor,) = Lockstep(1).executors
+    small, large = torch.randn(64, 64), torch.randn(512, 512)
+    engine = AdaptiveCompressor(topk, controller=Static(cf=10)).attach_parameters(
+        {"small": small, "large": large}, executor=executor
+    )
+    before = small.clone()
+    engine.begin()
+    engine.ready([("small", small)]).wait()
+    engine.ready([("large", large)])
+    engine.end()
+    executor.drain()
+    assert torch.equal(engine.residuals()["small"], (before - small).view(-1))
+    assert before.count_nonzero() > small.count_nonzero() > 0
+
+
 def test_what_was_restored_goes_to_the_gradients_device_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[torch.device] = []
     monkeypatch.setattr(Averager, "to_device", lambda self, device: moved.append(device))
