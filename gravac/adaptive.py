@@ -130,7 +130,7 @@ class AdaptiveCompressor(Closeable):
             least_efficiency=least_efficiency,
             error_feedback=error_feedback,
             dense=dense,
-            outer=OuterSettings() if outer is None else outer,
+            outer=outer,
             samples_per_step=samples_per_step,
             total_steps=total_steps,
             log_dir=log_dir,
@@ -153,7 +153,8 @@ class AdaptiveCompressor(Closeable):
             policy: the policy; a ``Policy`` has all settings of a run.
             sinks: functions, each of which is called with every record of the run, on rank 0; see ``Sink``.
             process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
-            changes: fields of the policy to replace, such as ``log_dir="runs"``.
+            changes: fields of the policy to replace, such as ``log_dir="runs"``. A dict as ``outer`` replaces single
+                fields of ``OuterSettings``.
 
         Raises:
             SettingsError: there is no such policy, the policy has an unknown key or a wrong value, or an argument is
@@ -165,6 +166,8 @@ class AdaptiveCompressor(Closeable):
             4096
         """
         loaded_policy = policy if isinstance(policy, Policy) else load_policy(policy)
+        if isinstance(changes.get("outer"), Mapping):
+            changes["outer"] = loaded_policy.outer(**changes["outer"])
         compressor = cls.__new__(cls)
         compressor._build(loaded_policy(**changes), sinks, process_group)
         return compressor
@@ -364,10 +367,27 @@ class AdaptiveCompressor(Closeable):
             same: further texts, by name, that must be equal on all ranks; settings and parameters are always compared.
 
         Raises:
-            SettingsError: a setting differs between ranks; the message has its name, its values, and their ranks.
+            SettingsError: ``every`` is not 1; or a setting differs between ranks: the message has its name, its values,
+                and their ranks.
             TypeError: a parameter is complex.
             RuntimeError: this compressor is attached already, or closed.
         """
+        if self.policy.every != (1, 1):
+            raise SettingsError(
+                f"every: {self.policy.every}, but your own code averages gradients in each step; use attach(), or "
+                "every=1"
+            )
+        return self._open_for(parameters, group, agree_group, executor, same)
+
+    def _open_for(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        group: dist.ProcessGroup | None = None,
+        agree_group: dist.ProcessGroup | None = None,
+        executor: Executor | None = None,
+        same: Mapping[str, str] = NO_FURTHER_TEXTS,
+    ) -> Engine:
+        """Return the engine, ready to exchange tensors of the parameters' shapes; see ``attach_parameters``."""
         self._check_unattached()
         self._engine.know(parameters)
         self._connection.check_loaded()

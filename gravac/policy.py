@@ -37,6 +37,10 @@ DEFAULT_MIXING = 0.5
 From Streaming DiLoCo (arXiv:2501.18512)."""
 
 
+UNSET_BY_NONE = ("controller", "outer")
+"""Fields of ``Policy`` for which ``None`` means that the field is not given."""
+
+
 class OuterSettings(Settings):
     """Settings of outer steps: ranks train on their own for some steps, then exchange how far their weights moved.
 
@@ -80,7 +84,7 @@ class Policy(Settings):
 
     The fields are also the keys of a policy's TOML file, in which a compressor or a controller is a table of its
     ``name`` and its settings. :class:`gravac.AdaptiveCompressor` explains the fields that it takes in full. The ranks
-    compare the fields, and the log has them.
+    compare the fields, and the log has them, except for ``log_dir``.
 
     Attributes:
         base: the compressor, or its name; default: ``ladder``.
@@ -129,6 +133,14 @@ class Policy(Settings):
     samples_per_step: float | None = Field(default=None, gt=0)
     total_steps: int | None = Field(default=None, gt=0)
     log_dir: Path | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_defaults_unset(cls, fields: Any) -> Any:
+        """Leave out ``None`` where it stands for a default, so that the default follows later changes."""
+        if not isinstance(fields, Mapping):
+            return fields
+        return {name: setting for name, setting in fields.items() if setting is not None or name not in UNSET_BY_NONE}
 
     @field_validator("base", mode="before")
     @classmethod

@@ -3,6 +3,7 @@
 """Bad input gets an error that names the field, the value and what is allowed."""
 
 import errno
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ NUMERIC = [
     for kind in (*COMPRESSORS.values(), Static(cf=2), GraVAC(), Goodput(), Accordion(), Warmup(), Policy())
     for name, value in kind
     if is_number(value)
-] + [(kind, name) for kind in (OuterSettings(), Policy()) for name in ("samples", "samples_per_step", "total_steps")]
+] + [(kind, name) for kind in (OuterSettings(), Policy()) for name in ("mixing", "samples_per_step", "total_steps")]
 """Settings objects, and names of their fields that hold numbers."""
 
 
@@ -192,6 +193,43 @@ def test_a_changed_policy_chooses_its_defaults_anew() -> None:
     assert policy.controller.name == "goodput"
     assert policy(base=topk).controller.name == "gravac"
     assert policy(controller=Static(cf=8))(base=topk).controller == Static(cf=8)
+
+
+def test_a_field_that_was_not_given_follows_later_changes() -> None:
+    for policy in (Policy(controller=None, outer=None), AdaptiveCompressor().policy):
+        assert policy(base=topk).controller.name == "gravac"
+        assert policy(base=topk, every=(1, 100)).controller.name == "goodput"
+    with pytest.raises(SettingsError, match=r"every: .* needs a controller"):
+        AdaptiveCompressor.from_policy(Policy(base=topk, controller="gravac"), every=(1, 100))
+
+
+def test_a_table_of_outer_settings_replaces_single_keys() -> None:
+    policy = Policy(every=5, outer=OuterSettings(delay=3, mixing=0.2))
+    compressor = AdaptiveCompressor.from_policy(policy, outer={"delay": 0})
+    assert compressor.policy.outer == OuterSettings(delay=0, mixing=0.2)
+
+
+def test_the_constructor_hands_all_its_arguments_to_the_policy() -> None:
+    given: dict[str, Any] = {
+        "base": topk,
+        "cf_range": (3, 30),
+        "controller": Goodput(near=0.5),
+        "every": (1, 7),
+        "native": False,
+        "least_efficiency": 0.9,
+        "error_feedback": 0.25,
+        "dense": "float16",
+        "outer": OuterSettings(delay=1),
+        "samples_per_step": 64.0,
+        "total_steps": 100,
+        "log_dir": Path("runs"),
+        "seed": 3,
+    }
+    arguments = {*inspect.signature(AdaptiveCompressor).parameters} - {"sinks", "process_group"}
+    assert arguments == {*given}
+    policy = AdaptiveCompressor(**given).policy
+    assert policy == Policy(**given)
+    assert all(getattr(policy, name) != getattr(Policy(), name) for name in given)
 
 
 def test_fields_of_a_policy_are_replaced_and_unknown_ones_refused() -> None:

@@ -177,11 +177,7 @@ def has_flag(controller: Controller[Any], flag: OptionalFlag) -> bool:
     return bool(getattr(controller, flag, False))
 
 
-BELIEVED = "estimated from other programs"
-"""Word that decision reasons print as the source of an efficiency if no trial of the run has measured it."""
-
-
-def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str | None = BELIEVED) -> str:
+def cost_at_equal_samples(efficiency: float, lower_bound: float, in_short: bool = False) -> str:
     """Return a text that says how many more training steps a candidate needs for the same loss than dense averaging.
 
     The text is empty if ``efficiency`` and ``lower_bound`` are both 1.
@@ -190,8 +186,7 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str | N
         efficiency: median of the belief about the candidate's statistical efficiency: progress of a step / progress of
             a step with dense gradient averaging.
         lower_bound: lower bound of that efficiency, by which controllers decide.
-        source: text that says where the efficiency comes from, printed in parentheses. ``None``: a short text, for a
-            reason that states the cost of a second candidate in full.
+        in_short: whether to return a short text, for a reason that states the cost of a second candidate in full.
 
     Example:
         >>> cost, source = cost_at_equal_samples(0.96, 0.92).split(" (")
@@ -199,9 +194,7 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str | N
         'about 4 % more steps than dense for the same loss'
         >>> source
         'estimated from other programs; to be safe, the controller assumes 9 % more steps)'
-        >>> cost_at_equal_samples(1.0, 0.98, "4 trials")
-        'about as many steps as dense for the same loss (4 trials; to be safe, the controller assumes 2 % more steps)'
-        >>> cost_at_equal_samples(0.96, 0.92, source=None), cost_at_equal_samples(1.0, 1.0)
+        >>> cost_at_equal_samples(0.96, 0.92, in_short=True), cost_at_equal_samples(1.0, 1.0)
         ('about 4 % more steps than dense (to be safe: 9 % more)', '')
     """
     if efficiency == lower_bound == 1:
@@ -210,10 +203,10 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str | N
         f"{_additional_percent(assumed_efficiency):.0f}" for assumed_efficiency in (efficiency, lower_bound)
     )
     bound_differs, cost_text = percent != percent_at_bound, f"about {more_steps_text(efficiency)}"
-    if source is None:
+    if in_short:
         return cost_text + f" (to be safe: {percent_at_bound} % more)" * bound_differs
     safety_text = f"; to be safe, the controller assumes {percent_at_bound} % more steps" * bound_differs
-    return f"{cost_text} for the same loss ({source}{safety_text})"
+    return f"{cost_text} for the same loss (estimated from other programs{safety_text})"
 
 
 def more_steps_text(efficiency: float) -> str:

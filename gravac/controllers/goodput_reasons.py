@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gravac.controllers.base import BELIEVED, cost_at_equal_samples
+from gravac.controllers.base import cost_at_equal_samples
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.step_times import StepTiming
 
@@ -200,8 +200,7 @@ def ratio_text(ratio: float) -> str:
 def cost_text(state: GoodputState, position: int, in_short: bool = False) -> str:
     """Return a text that says how many more steps a candidate needs to the same loss than dense averaging.
 
-    The text says that gravac assumes it (``BELIEVED``), and is empty for a candidate that certainly needs as many steps
-    as dense.
+    The text names the source, other programs, and is empty for a candidate that certainly needs as many steps as dense.
 
     Args:
         state: state of the search.
@@ -209,4 +208,4 @@ def cost_text(state: GoodputState, position: int, in_short: bool = False) -> str
         in_short: whether to leave the source out, for a candidate beside the one that is chosen.
     """
     belief = state.belief(position)
-    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, None if in_short else BELIEVED)
+    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, in_short)

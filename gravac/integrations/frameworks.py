@@ -49,12 +49,9 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
     check_on_resize(on_resize)
     if "policy" not in settings:
         make_compressor = functools.partial(AdaptiveCompressor, every=1 if every is None else every, **settings)
-    elif every is None:
-        make_compressor = functools.partial(AdaptiveCompressor.from_policy, **settings)
     else:
-        raise SettingsError(
-            f"every: {every!r} was given together with a policy, which also sets every; set every in the policy only"
-        )
+        changes: dict[str, Any] = {} if every is None else {"every": every}
+        make_compressor = functools.partial(AdaptiveCompressor.from_policy, **settings, **changes)
     make_compressor()
     return make_compressor
 

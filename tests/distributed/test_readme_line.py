@@ -35,7 +35,7 @@ Curve = list[tuple[int, float]]
 def trained(rank: int, world: int, log_dir: Path, window: int | None) -> list[DecisionRecord]:
     """Train as a user does who gives no optimizer; return the decisions. Without ``window`` it is the line itself."""
     ddp = parallel(network(2))
-    controller = DEFAULT if window is None else GraVAC(window=window)
+    controller = None if window is None else GraVAC(window=window)
     compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), controller=controller, native=False, log_dir=log_dir)
     compressor.attach(ddp)
     train(ddp, sgd(ddp), rank, range(STEPS[window]))

@@ -53,8 +53,7 @@ def test_how_often_is_an_argument_or_the_policys() -> None:
     assert recipe({"base": topk}, "mean", 5)().policy.every == (5, 5)
     assert recipe({}, "mean", (1, 20))().policy.every == (1, 20)
     assert recipe({"policy": Policy(every=7)}, "mean")().policy.every == (7, 7)
-    with pytest.raises(SettingsError, match="every: 5 was given together with a policy"):
-        recipe({"policy": "goodput"}, "mean", 5)
+    assert recipe({"policy": "goodput"}, "mean", 5)().policy.every == (5, 5)
     with pytest.raises(SettingsError, match="every"):
         LightningHooks(every=0)
 

@@ -117,9 +117,7 @@ def trains(rank: int, world: int, task: str, steps: int, cycles: int) -> list[di
         for name in (*order, *reversed(order)):
             compressor = models[name].compressor
             if compressor is not None:
-                with (
-                    compressor.shared_weights()
-                ):  # as around an evaluation: the other models' blocks are no step of this one
+                with compressor.shared_weights():  # as around an evaluation: other models' blocks are no step of this
                     pass
             dist.barrier()
             blocks[name].append(models[name].seconds(steps + UNTIMED)[UNTIMED:])

@@ -106,7 +106,7 @@ class OuterByHand(Closeable):
         engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
         self.steps = OuterSteps(engine, LocalModel(module, [inner]), given, policy.every)
-        self._engine = self.compressor.attach_parameters(self.steps.piece_templates, executor=executor)
+        self._engine = self.compressor._open_for(self.steps.piece_templates, executor=executor)
         self._engine.change_mode()
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds

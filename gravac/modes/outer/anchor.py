@@ -104,7 +104,8 @@ class PendingMean:
         """
         try:
             self.mean_finite = functools.reduce(both, averaged.result(), None)
-            assert self.mean_finite is not None, "outer steps check their means"
+            if self.mean_finite is None:
+                raise RuntimeError("nobody checked whether the mean of a round of outer steps is finite")
             self.mean_squared_norm = _squared_norm(self.flat)
             if self._executor is not None and self._executor.lag:
                 assert self.local_finite is not None

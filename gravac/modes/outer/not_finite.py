@@ -7,8 +7,8 @@ Otherwise a NaN on one rank would stay in the anchor of all ranks for good. How 
 1. The rank sends its pseudo-gradient, whose norm tells this rank whether it sends finite numbers. If not, the mean
    becomes NaN on every rank, and no rank changes a residual. Buffers are exchanged apart (``buffer_exchange.py``), so
    that a buffer that is not finite refuses no mean.
-2. The mean arrives. Its norm tells whether the mean is finite. All ranks have the same mean, so all come to the same
-   result without another exchange. The mean is also not finite if a sum over the ranks overflowed.
+2. The mean arrives, with a flag that tells whether it is finite; the flag is the same on all ranks, also on those that
+   hold other shards of the model. The mean is also not finite if a sum over the ranks overflowed.
 3. A mean that is not finite is not applied: it is refused. The anchor, the outer optimizer's state and the anchors of
    buffers stay bit for bit as they were, and no controller learns anything of the round.
 4. A rank that sent finite numbers keeps its own weights. What the rank learned is still the distance from the anchor,

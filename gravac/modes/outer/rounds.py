@@ -63,7 +63,7 @@ class Rounds:
     ) -> None:
         self.has_stepped = False
         self._engine, self._state = engine, state
-        self._every_range, self._delay, self._mixing = every_range, delay, mixing
+        self._every_range, self._mixing = every_range, mixing
         self._check_parameters = check_parameters
         self._waits_when_due = delay in (0, "auto")
         self._is_every_fixed = every_range[0] == every_range[1] and delay != "auto"
