@@ -187,6 +187,8 @@ def test_warnings_name_round_rank_and_tensor() -> None:
     assert "keeps its own weights" in by_rank[0][0]
     two = Hurting(2, nan_gradient(at=9), every=3, inner=ADAMW, **FOUR_BITS).train(14)
     assert any("round 3: " in text and "the cause is rank 1" in text for text in two.warned)
+    last = Hurting(2, nan_gradient(at=11), every=3, inner=ADAMW, **FOUR_BITS).train(14)
+    assert any(text.endswith("not finite: exp_avg of 0.weight, exp_avg_sq of 0.weight") for text in last.warned)
 
 
 def test_warnings_that_raise_leave_a_run_that_goes_on() -> None:

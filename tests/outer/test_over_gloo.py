@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gravac import Goodput, checkpoint
+from gravac import Goodput, Static, checkpoint, topk
 from gravac.exchange.group import ExchangeError
 from gravac.modes.outer.sgd import OuterSGD
 from tests.outer.by_hand import OuterByHand
@@ -35,6 +35,25 @@ def train(rank: int, steps: int, delays: int = 0, first: int = 0, **settings: An
         if delays and int(torch.randint(3, (), generator=pauses)) == 0:
             time.sleep(0.001 * delays)
     return outer, module
+
+
+def closed(rank: int, world: int) -> list[torch.Tensor]:
+    """This rank's weights in the middle of the first round, and after the rounds were closed."""
+    lossy: dict[str, Any] = {"base": topk, "controller": Static(cf=50), "cf_range": (50, 50), "every": 10}
+    outer, module = train(rank, 3, **lossy)
+    found = [flat(module)]
+    outer.steps.close_rounds()
+    found.append(flat(module))
+    outer.close()
+    return found
+
+
+def test_what_a_rank_learned_is_sent_whole_when_rounds_are_closed() -> None:
+    ranks = processes(closed, 2)
+    mean = torch.stack([own for own, _ in ranks]).mean(0)
+    assert not torch.equal(*[own for own, _ in ranks])
+    for _, shared in ranks:
+        torch.testing.assert_close(shared, mean, rtol=1e-5, atol=1e-6)
 
 
 def anchored(rank: int, world: int, settings: dict[str, Any]) -> tuple[list[torch.Tensor], list[Any], int]:
