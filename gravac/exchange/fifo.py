@@ -261,15 +261,16 @@ class Fifo(ReadsAtOnce):
             waiting_thread.join(JOIN_SECONDS)
         if any(thread.is_alive() for thread in self._waiting_threads):
             return
-        atexit.unregister(self.close)
         groups = [used.__dict__.pop("group", None) for used in self._transports]
         if self._failure is None and self._abandon_failure is None:
             self._destroy(groups)
+            atexit.unregister(self.close)  # not before: at exit, ``close`` waits for the thread that destroys groups
             return
         # gloo waits, without a limit, for collectives that it has not begun or that do not notice the failure
         destroying_thread = threading.Thread(target=self._destroy, args=(groups,), name="gravac-destroy", daemon=True)
         destroying_thread.start()
         destroying_thread.join(JOIN_SECONDS)
+        atexit.unregister(self.close)
 
     def _destroy(self, groups: list[Any]) -> None:
         """Destroy process groups (not ``None``), and empty the list, so that no other thread runs their destructors."""

@@ -8,6 +8,8 @@ The process group's timeout is half an hour here, so a rank that is not told han
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -248,3 +250,41 @@ def test_close_leaves_no_thread_that_waits_for_a_rank_that_stalls(tmp_path: Path
 def test_a_closed_compressor_holds_no_file_descriptor_and_no_thread() -> None:
     for found in processes(opened_and_closed, 2, 5):
         assert len({*found[1:]}) == 1, found
+
+
+DROPPED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from gravac import AdaptiveCompressor, Static, topk
+
+def train():
+    ddp = DistributedDataParallel(torch.nn.Linear(64, 64))
+    compressor = AdaptiveCompressor(topk, controller=Static(cf=10))
+    compressor.attach(ddp)
+    for _ in range(4):
+        ddp(torch.randn(8, 64)).square().mean().backward()
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
+train()
+import gc
+gc.collect()  # as it may come at any time: hooks and modules refer to each other
+dist.destroy_process_group()
+"""
+"""A program whose function returns without closing the compressor, shortly before the program ends."""
+
+
+def test_a_program_that_drops_its_compressor_just_before_its_end_ends_well(tmp_path: Path) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", DROPPED, tmp_path / "store", str(rank)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
