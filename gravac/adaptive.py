@@ -335,11 +335,7 @@ class AdaptiveCompressor(Closeable):
             RuntimeError: this compressor is attached already, or closed.
         """
         self._check_unattached()
-        if self.policy.every != (1, 1):
-            raise SettingsError(
-                f"every: {self.policy.every}, but a communication hook that you register yourself averages "
-                "gradients in each step; use attach(), or every=1"
-            )
+        self._refuse_outer_steps("a communication hook that you register yourself")
         self._connection.adapter.bind(module)
         self._connection.check_loaded()
         self._connection.is_attached = True
@@ -372,23 +368,8 @@ class AdaptiveCompressor(Closeable):
             TypeError: a parameter is complex.
             RuntimeError: this compressor is attached already, or closed.
         """
-        if self.policy.every != (1, 1):
-            raise SettingsError(
-                f"every: {self.policy.every}, but your own code averages gradients in each step; use attach(), or "
-                "every=1"
-            )
-        return self._open_for(parameters, group, agree_group, executor, same)
-
-    def _open_for(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        group: dist.ProcessGroup | None = None,
-        agree_group: dist.ProcessGroup | None = None,
-        executor: Executor | None = None,
-        same: Mapping[str, str] = NO_FURTHER_TEXTS,
-    ) -> Engine:
-        """Return the engine, ready to exchange tensors of the parameters' shapes; see ``attach_parameters``."""
         self._check_unattached()
+        self._refuse_outer_steps("a loop of your own")
         self._engine.know(parameters)
         self._connection.check_loaded()
         opening = self._opening
@@ -416,6 +397,13 @@ class AdaptiveCompressor(Closeable):
                 bucket,
             )
         return self._connection.adapter.hook(bucket)
+
+    def _refuse_outer_steps(self, source: str) -> None:
+        """Raise ``SettingsError`` unless ``every`` is 1, since ``source`` averages gradients in each step."""
+        if self.policy.every != (1, 1):
+            raise SettingsError(
+                f"every: {self.policy.every}, but {source} averages gradients in each step; use attach(), or every=1"
+            )
 
     def _check_unattached(self) -> None:
         """Raise ``RuntimeError`` if the compressor is closed, or attached to a model."""

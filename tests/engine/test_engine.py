@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gravac import AdaptiveCompressor, Goodput, GraVAC, Static, quantize, topk
+from gravac import AdaptiveCompressor, Goodput, GraVAC, SettingsError, Static, quantize, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Piece
 from gravac.averaging.tensors import flat
@@ -307,6 +307,11 @@ def test_a_step_that_was_begun_and_given_up_on_all_ranks_only_makes_the_next_one
         handle.wait()
     assert [engine.settled.step for engine in engines] == [4, 4]
     assert torch.equal(*gradients)
+
+
+def test_a_loop_of_ones_own_makes_no_outer_steps() -> None:
+    with pytest.raises(SettingsError, match=r"every: \(10, 10\), but a loop of your own averages"):
+        AdaptiveCompressor(topk, every=10).attach_parameters({"w": torch.ones(4, 4)})
 
 
 def test_who_waits_within_a_step_gets_the_mean_of_a_group_that_waited_for_further_ones() -> None:

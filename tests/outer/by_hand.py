@@ -106,7 +106,11 @@ class OuterByHand(Closeable):
         engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
         self.steps = OuterSteps(engine, LocalModel(module, [inner]), given, policy.every)
-        self._engine = self.compressor._open_for(self.steps.piece_templates, executor=executor)
+        self._engine = engine
+        engine.know(self.steps.piece_templates)
+        self.compressor._opening.executor = executor
+        self.compressor._opening.open()
+        self.compressor._connection.is_attached = True
         self._engine.change_mode()
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds
