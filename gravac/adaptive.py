@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.modes.outer.round_state import RoundState
 from gravac.opening import NO_FURTHER_TEXTS, RunOpening
-from gravac.policy import OuterSettings, Policy, load_policy
+from gravac.policy import OuterSettings, Policy, explain_unknown, load_policy
 from gravac.restoring import Restoring
 from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp import failed_future
@@ -79,8 +79,8 @@ class AdaptiveCompressor(Closeable):
         dense: number format of tensors that are sent dense: float32 (the default), float16 or bfloat16, as a
             ``torch.dtype`` or its name.
         outer: settings of outer steps: an ``OuterSettings``, or a dict of its fields; ``None``: its defaults.
-        samples_per_step: number of samples of a step over all ranks, to log samples per second; ``None``, the default:
-            each rank's step counts as one sample.
+        samples_per_step: number of samples of a step over all ranks, above 0, to log samples per second; ``None``, the
+            default: each rank's step counts as one sample.
         total_steps: number of training steps of the run, 1 or more, the same on all ranks; the log has it. Default:
             ``None``, not known.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes; ``attach`` checks that rank 0 can write
@@ -94,6 +94,7 @@ class AdaptiveCompressor(Closeable):
 
     Raises:
         SettingsError: a setting is wrong; the message has its name, its value and the allowed range.
+        TypeError: there is no such argument; the message says where a setting of that name belongs.
 
     Example:
         >>> from gravac import AdaptiveCompressor, topk
@@ -120,7 +121,10 @@ class AdaptiveCompressor(Closeable):
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
         seed: int = 0,
+        **unknown: NoReturn,  # a type without values, so that type checkers refuse any
     ) -> None:
+        if unknown:
+            raise TypeError(f"AdaptiveCompressor has no argument {explain_unknown(unknown)}")
         policy = Policy(
             base=base,
             cf_range=cf_range,

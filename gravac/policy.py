@@ -83,34 +83,15 @@ class Policy(Settings):
     """All settings of a run: compressor, controller, and how they are used.
 
     The fields are also the keys of a policy's TOML file, in which a compressor or a controller is a table of its
-    ``name`` and its settings. :class:`gravac.AdaptiveCompressor` explains the fields that it takes in full. The ranks
-    compare the fields, and the log has them, except for ``log_dir``.
+    ``name`` and its settings. ``gravac.AdaptiveCompressor`` explains the fields that are its arguments; all others
+    are below. ``every`` always has two bounds: ``every=10`` means ``(10, 10)``. The ranks compare the fields, and the
+    log has them, except for ``log_dir``, which may differ between ranks.
 
     Attributes:
-        base: the compressor, or its name; default: ``ladder``.
-        cf_range: lowest and highest compression factor, each 1 or more; default: (2, 1000).
-        every: lowest and highest number of steps from one exchange to the next, each 1 or more; default: (1, 1). A
-            single number stands for both.
-        controller: the controller, or its name; ``None``, the default: ``GraVAC()`` if ``base`` is a compressor whose
-            gain is a share of the gradient's energy; ``Goodput()`` for the ladder, for other compressors, and if
-            ``every`` is a range.
-        error_feedback: fraction of the unsent part of a gradient that is added to the next gradient, in [0, 1];
-            ``None``, the default: the compressor's own.
-        dense: number format of tensors that are sent dense, as a ``torch.dtype`` or its name; default: ``"float32"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit; default: True.
         overflow_safety: whether a step with a gradient that is not finite leaves residuals unchanged; ``None``, the
             default: only for float16 gradients and with a GradScaler.
         dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024.
-        seed: seed of compressors that draw random numbers; default: 0.
-        native: whether the controller may choose native steps, in which DDP averages by itself; default: True.
-        least_efficiency: lowest statistical efficiency (progress / progress with dense gradient averaging) of a
-            compressed or outer step, in (0, 1]; ``None``, the default: 0.45 for the default ladder's methods in hook
-            steps under ``Goodput``, otherwise any efficiency.
-        outer: settings of outer steps; default: ``OuterSettings()``.
-        samples_per_step: number of samples of a step over all ranks, above 0; ``None``, the default: each rank's step
-            counts as one sample.
-        total_steps: number of training steps of the run, 1 or more; ``None``, the default: not known.
-        log_dir: folder for logs; ``None``, the default: nothing is written. It may differ between ranks.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range, or two settings contradict each
@@ -338,6 +319,32 @@ class Policy(Settings):
         versions["beliefs"] = beliefs.beliefs_in_force().digest
         left_out = ("log_dir", *COMPARED_IN_ATTACH)
         return {**versions, **{name: text for name, text in texts_of(self).items() if name not in left_out}}
+
+
+def explain_unknown(arguments: Mapping[str, Any]) -> str:
+    """Return names of arguments that ``AdaptiveCompressor`` does not have, and where settings of these names belong.
+
+    Args:
+        arguments: their values by name.
+
+    Example:
+        >>> explain_unknown({"dense_below": 4096})
+        'dense_below; use AdaptiveCompressor.from_policy(Policy(dense_below=4096))'
+    """
+    owners: dict[str, dict[str, Any]] = {
+        "AdaptiveCompressor.from_policy({})": {"Policy": Policy},
+        "outer={}": {"OuterSettings": OuterSettings},
+        "controller={}": {controller.__name__: controller for controller in CONTROLLERS.values()},
+        "base={}": {name: type(compressor) for name, compressor in COMPRESSORS.items()},
+    }
+    texts = []
+    for name, setting in arguments.items():
+        text = name
+        for argument, classes in owners.items():
+            if calls := "|".join(call for call, owner in classes.items() if name in owner.model_fields):
+                text += "; use " + argument.format(f"{calls}({name}={short_repr(setting)})")
+        texts.append(text)
+    return ", ".join(texts)
 
 
 def reason_for_goodput(base: Compressor, every: tuple[int, int]) -> str:

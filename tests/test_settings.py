@@ -4,6 +4,7 @@
 
 import errno
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,26 @@ def test_whole_numbers_are_taken_for_floats_and_lists_and_arrays_for_tuples() ->
 
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(TypeError, match="cf_rnage"):
-        AdaptiveCompressor(topk, cf_rnage=(1, 2))  # type: ignore[call-arg]
+        AdaptiveCompressor(topk, cf_rnage=(1, 2))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"vlaues: unknown setting .*known settings: values"):
         topk(vlaues="float16")
     with pytest.raises(SettingsError, match="windwo: unknown setting"):
         GraVAC(windwo=3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "remedy"),
+    [
+        ({"window": 20}, "window; use controller=Accordion|Goodput|GraVAC|Static|Warmup(window=20)"),
+        ({"dense_below": 4096}, "dense_below; use AdaptiveCompressor.from_policy(Policy(dense_below=4096))"),
+        ({"delay": 2}, "delay; use outer=OuterSettings(delay=2)"),
+        ({"rank": 4}, "rank; use base=powersgd(rank=4)"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_a_setting_elsewhere_is_told_where(argument: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"AdaptiveCompressor has no argument {remedy}")):
+        AdaptiveCompressor(**argument)
 
 
 def test_a_compressor_without_a_candidate_in_range_names_what_it_reaches() -> None:
@@ -225,7 +241,7 @@ def test_the_constructor_hands_all_its_arguments_to_the_policy() -> None:
         "log_dir": Path("runs"),
         "seed": 3,
     }
-    arguments = {*inspect.signature(AdaptiveCompressor).parameters} - {"sinks", "process_group"}
+    arguments = {*inspect.signature(AdaptiveCompressor).parameters} - {"sinks", "process_group", "unknown"}
     assert arguments == {*given}
     policy = AdaptiveCompressor(**given).policy
     assert policy == Policy(**given)

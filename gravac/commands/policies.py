@@ -79,7 +79,8 @@ def _print_policy(source: str) -> None:
     text = path.read_text(encoding="utf-8")
     policy = load_policy(path)
     print(f"{path}\n\n{text.rstrip()}\n\nAll settings, also those that the file leaves out:\n")
-    print(aligned_table([(name, _format_setting(setting)) for name, setting in sorted(policy.as_dict().items())]))
+    settings = {**policy.as_dict(), "log_dir": str(policy.log_dir or "auto")}
+    print(aligned_table([(name, _format_setting(setting)) for name, setting in sorted(settings.items())]))
 
 
 def _format_setting(setting: str | int | float | bool) -> str:
