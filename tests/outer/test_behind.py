@@ -133,6 +133,29 @@ def test_looking_does_not_wait() -> None:
     assert equal(trained.anchors)
 
 
+class Behind(Wanders):
+    """Chooses a delay, and keeps the measurements."""
+
+    def __init__(self, delay: int) -> None:
+        super().__init__()
+        self.delay, self.measured = delay, list[Measurement]()
+
+    def observe(self, state: Any, measurement: Measurement) -> tuple[Any, Decision]:
+        self.measured.append(measurement)
+        return super().observe(state, measurement)
+
+    def _decision(self, candidates: Sequence[Candidate], at: int) -> Decision:
+        return Decision(next(one for one in candidates if one.delay == self.delay))
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_an_exchange_that_is_over_before_its_delay_is_not_waited_for(delay: int) -> None:
+    chosen = Behind(delay)
+    Ranks(2, clock=0.5, **wandering(1, every=3, controller=chosen)).train(15)
+    assert len(chosen.measured) > 2
+    assert all((measured.waited == 0) == (delay > 0) for measured in chosen.measured)
+
+
 def test_an_anchor_without_what_travels_is_that_of_the_last_round() -> None:
     trained = Ranks(2, **wandering(0, every=6)).train(11)
     with trained.outer[0].shared_weights():

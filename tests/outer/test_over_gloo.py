@@ -21,16 +21,19 @@ from tests.outer.ranks import FOUR_BITS, SGD, Ranks, equal, flat, inner_step, ne
 from tests.ranks import processes
 
 
-def train(rank: int, steps: int, delays: int = 0, first: int = 0, **settings: Any) -> tuple[Any, torch.nn.Module]:
-    """Train this rank, now and then a little later than the others; the weights differ to begin with."""
+def train(
+    rank: int, steps: int, delays: int = 0, pause_s: float = 0.0, **settings: Any
+) -> tuple[Any, torch.nn.Module]:
+    """Train this rank, each step or now and then a little later than the others; the weights differ to begin with."""
     module = network()
     with torch.no_grad():
         next(module.parameters()).add_(rank)
     inner = SGD(module.parameters())
     outer = OuterByHand(module, inner, dense_below=0, **{"delay": 0, **settings})
     pauses = torch.Generator().manual_seed(rank)
-    for step in range(first, first + steps):
+    for step in range(steps):
         inner_step(module, inner, step, rank)
+        time.sleep(pause_s)
         outer.step()
         if delays and int(torch.randint(3, (), generator=pauses)) == 0:
             time.sleep(0.001 * delays)
@@ -83,6 +86,25 @@ def test_anchors_and_decisions_are_the_same_on_all_ranks(how: str) -> None:
     assert history or not how.startswith("decides")
     for found, told, made in others:
         assert all(map(torch.equal, first, found))
+        assert (told, made) == (history, rounds)
+
+
+def late_in_each_step(rank: int, world: int) -> tuple[torch.Tensor, list[Any], int]:
+    """One rank, always the same, is later than the others."""
+    late: dict[str, Any] = {"every": (1, 10), "controller": Goodput(trial=5, window=5), "delay": 2}
+    outer, module = train(rank, 40, pause_s=0.01 * (rank == 1), **late)
+    outer.steps.close_rounds()
+    found = flat(module), outer.history, outer.rounds
+    outer.close()
+    return found
+
+
+def test_a_rank_that_is_always_late_has_the_weights_and_decisions_of_the_others() -> None:
+    (weights, history, rounds), *others = processes(late_in_each_step, 3)
+    assert len(history) > 1
+    assert rounds > 4
+    for own, told, made in others:
+        assert torch.equal(own, weights)
         assert (told, made) == (history, rounds)
 
 
