@@ -102,9 +102,7 @@ def explain(error: ValidationError, settings_class: type[BaseModel]) -> str:
         bytes: unknown setting (value 4); known settings: elements
     """
     lines = []
-    for path, faults in itertools.groupby(
-        error.errors(include_url=False), lambda fault: _path_of(fault["loc"], settings_class)
-    ):
+    for path, faults in itertools.groupby(error.errors(), lambda fault: _path_of(fault["loc"], settings_class)):
         field, (fault, *other_faults) = ".".join(map(str, path)), faults
         messages = [each["msg"].removeprefix("Value error, ") for each in (fault, *other_faults)]
         if not field:  # settings that contradict each other: the message names them

@@ -102,6 +102,19 @@ def test_new_shapes_that_differ_between_ranks_are_refused_by_name_and_with_the_r
         ranks.train(1)
 
 
+@pytest.mark.parametrize("host_looks", [True, False])
+def test_when_rounds_are_closed_buffers_become_the_mean_of_all_ranks(host_looks: bool) -> None:
+    ranks = Ranks(2, make=lambda: Holder(torch.zeros(3)), every=4, host_looks=host_looks).train(1)
+    for rank, module in enumerate(ranks.modules):
+        module.odd.fill_(1.0 + 2 * rank)
+    for outer in ranks.outer:
+        outer._rounds.end_early(0.05, dense=True)
+    ranks.lockstep.run()
+    for outer, module in zip(ranks.outer, ranks.modules, strict=True):
+        outer.steps.close_rounds()
+        assert torch.equal(module.odd, torch.full((3,), 2.0))
+
+
 def test_buffers_that_are_local_are_not_sent() -> None:
     module = Holder(torch.tensor([math.inf]))
     module.register_buffer("flags", torch.tensor([True]))

@@ -15,7 +15,7 @@ import torch
 from gravac import Goodput, Static, dense, topk
 from gravac.engine.agreement import gain
 from gravac.modes.outer.not_finite import NotFiniteError
-from tests.outer.ranks import FOUR_BITS, MOMENTUM, Ranks, equal, finite, inner_step, network, saved
+from tests.outer.ranks import FOUR_BITS, MOMENTUM, Ranks, equal, finite, flat, inner_step, network, saved
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 SGD_MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -293,6 +293,26 @@ def test_three_refused_rounds_on_end_raise_on_all_ranks_and_the_anchor_is_good(
     assert all(map(finite, [*ranks.weights, *ranks.anchors]))
     assert equal(ranks.anchors)
     assert not torch.equal(anchors[0], ranks.anchors[0])
+
+
+def with_a_large_weight() -> torch.nn.Module:
+    module = network()
+    with torch.no_grad():
+        next(module.parameters()).view(-1)[0] = 3e38
+    return module
+
+
+@pytest.mark.parametrize("host_looks", [True, False])
+def test_finite_weights_whose_distance_from_the_anchor_is_not_finite_restart_from_the_anchor(host_looks: bool) -> None:
+    def hurt(ranks: Hurting, rank: int) -> None:
+        ranks.outer[rank]._anchor.reset_parameters()
+        if (rank, ranks.made) == (1, 0):
+            overflowing(ranks, rank)
+
+    ranks = Hurting(2, hurt, host_looks=host_looks, make=with_a_large_weight, **DENSE).train(4)
+    assert equal([*ranks.anchors, *ranks.weights, flat(with_a_large_weight())])
+    overflowed = "rank 1 is a cause: the distance of its weights from the anchor overflowed; its weights restart from"
+    assert any(overflowed in text for text in ranks.warned)
 
 
 def raising_steps(ranks: Hurting) -> Iterator[Callable[[], None]]:

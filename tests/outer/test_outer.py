@@ -277,6 +277,13 @@ def test_an_outer_rate_that_is_given_stays() -> None:
     assert anchor.item() == 0.5
 
 
+def test_momentum_of_the_default_outer_optimizer_is_nesterovs() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    OuterSGD([weight], momentum=0.5).step()
+    assert weight.item() == -1.5, "the gradient, and half of the momentum that has it already"
+
+
 @given(st.floats(0.05, 1), st.integers(2, 100), st.integers(0, 50), st.integers(1, 50), st.integers(2, 32))
 def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_more(
     loss: float, every: int, delay: int, more: int, world: int

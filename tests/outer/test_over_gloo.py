@@ -21,9 +21,7 @@ from tests.outer.ranks import FOUR_BITS, SGD, Ranks, equal, flat, inner_step, ne
 from tests.ranks import processes
 
 
-def train(
-    rank: int, steps: int, delays: int = 0, pause_s: float = 0.0, **settings: Any
-) -> tuple[Any, torch.nn.Module]:
+def train(rank: int, steps: int, delays: int = 0, pause_s: float = 0.0, **settings: Any) -> tuple[Any, torch.nn.Module]:
     """Train this rank, each step or now and then a little later than the others; the weights differ to begin with."""
     module = network()
     with torch.no_grad():
