@@ -18,7 +18,8 @@ import torch
 
 from gravac.collectives import Broadcast
 from gravac.exchange.executor import Job
-from gravac.modes.equalizing import CHUNK_BYTES, bytes_of, gather_texts
+from gravac.modes.checksum import bytes_of
+from gravac.modes.equalizing import CHUNK_BYTES, gather_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from torch._compile import _disable_dynamo
 from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 from gravac.exchange.reading import Number
-from gravac.modes.equalizing import checksum_of
+from gravac.modes.checksum import checksum_of
 from gravac.modes.replica_differences import ReplicatedTensor, Verdict, differences_from_first
 from gravac.sources.ddp import NO_BACKWARD
 from gravac.sources.ddp_private import UncopiedHook

@@ -292,8 +292,8 @@ def test_engines_in_memory_run_a_job_between_steps() -> None:
 
 @pytest.mark.parametrize("make", ["AdamW", "SGD, momentum"])
 def test_on_streams_nothing_races_for_the_states(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equalizing, "BLOCK_WORDS", 16)  # the fake device looks at each place in memory
-    monkeypatch.setattr(equalizing, "CACHED_BYTES", 1024)
+    monkeypatch.setattr("gravac.modes.checksum.BLOCK_WORDS", 16)  # the fake device looks at each place in memory
+    monkeypatch.setattr("gravac.modes.checksum.CACHED_BYTES", 1024)
     device = FakeDevice()
     with device:
         module = torch.nn.ParameterList([torch.ones(8, 16) for _ in range(3)])
