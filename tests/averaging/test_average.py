@@ -404,7 +404,8 @@ def test_a_mean_that_overflows_leaves_residuals_bit_for_bit_where_groups_are_ref
     apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gravac.averaging import average as module
-    from gravac.testing import average, averagers, gradients
+    from gravac.averaging.in_memory import average, averagers
+    from gravac.testing import gradients
 
     ranks = averagers(topk, 2)
     if apart:

@@ -9,6 +9,7 @@ import torch
 
 from gravac import Compressor, dense, natural, quantize, topk, topkc
 from gravac.averaging.average import Averager
+from gravac.averaging.in_memory import average, averagers
 from gravac.averaging.norms import energies_of, unsent_energy
 from gravac.averaging.plan import Piece
 from gravac.averaging.recording import StepRecording
@@ -19,7 +20,7 @@ from gravac.compressors.squares import all_finite, energy, norm, norms_of_rows, 
 from gravac.engine.agreement import gain
 from gravac.exchange import memory
 from gravac.exchange.lockstep import Lockstep
-from gravac.testing import average, averagers, gradients
+from gravac.testing import gradients
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import gravac
+from gravac.averaging.in_memory import average, averagers, residual_of
 from gravac.compressors import COMPRESSORS, Compressor, ladder, quantize, thc, topkc
-from gravac.testing import average, averagers, cfs_of, gradients, residual_of
+from gravac.testing import cfs_of, gradients
 
 WAYS = (
     *COMPRESSORS.values(),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import testing as conformance
+from gravac.averaging.in_memory import exchange, exchange_steps
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context
 from gravac.compressors.baselines.intsgd import (
@@ -52,7 +53,7 @@ UNBIASED = tuple(compressor for compressor in ALL if compressor.unbiased)
 def sent(compressor: Compressor, x: torch.Tensor, step: int = 0) -> torch.Tensor:
     """What one rank alone sends of flat x."""
     cf = conformance.cfs_of(compressor)[0]
-    return as_dense(conformance.exchange(compressor, [x], cf, step=step)[0].sent, x)
+    return as_dense(exchange(compressor, [x], cf, step=step)[0].sent, x)
 
 
 def draws(elements: int, rank: int = 0, world: int = 1) -> list[float]:
@@ -82,7 +83,7 @@ def test_unbiased(compressor: Compressor, outlier: float) -> None:
     # independent errors: the mean of T trials is off by 1/T of the expected squared error; a bias does not shrink so
     x = heavy(300, outlier=outlier)
     (cf,) = conformance.cfs_of(compressor)
-    trials = torch.stack([as_dense(reduced.sent, x) for reduced in conformance.exchange_steps(compressor, x, cf, 500)])
+    trials = torch.stack([as_dense(reduced.sent, x) for reduced in exchange_steps(compressor, x, cf, 500)])
     off = float((trials.mean(0) - x).square().sum())
     (foreseen,) = compressor.errors(x, [1.0], Context(shape=(300,)))
     assert off <= 4 * float(foreseen) / len(trials)
@@ -197,7 +198,7 @@ def test_majority_by_hand() -> None:
         torch.tensor([-2.0, -3.0, 1.0, 0.0]),  # 1.5
         torch.tensor([5.0, -1.0, 6.0, 0.0]),  # 3
     ]
-    for got in conformance.exchange(majority, ranks, 32.0):
+    for got in exchange(majority, ranks, 32.0):
         assert isinstance(got.mean, torch.Tensor) and isinstance(got.sent, torch.Tensor)
         assert got.mean.tolist() == [-2.0, -2.0, 2.0, 0.0]
         assert torch.equal(got.mean, got.sent)
@@ -207,14 +208,14 @@ def test_majority_by_hand() -> None:
 def test_majority_keeps_negative_signs(world: int) -> None:
     # GRACE's decoder gave + to both of the negative ones
     xs = [torch.tensor([-1.0, -3.0, 2.0, 4.0, -1.0])] * world
-    got = conformance.exchange(majority, xs, 32.0)[0].mean
+    got = exchange(majority, xs, 32.0)[0].mean
     assert isinstance(got, torch.Tensor)
     assert got.sign().tolist() == [-1, -1, 1, 1, -1]
     assert got.abs().tolist() == pytest.approx([2.2] * 5, rel=1e-5)
 
 
 def test_majority_may_tie_and_abstain() -> None:
-    got = conformance.exchange(majority, [torch.tensor([1.0, 1.0]), torch.tensor([-1.0, 0.0])], 32.0)[0].mean
+    got = exchange(majority, [torch.tensor([1.0, 1.0]), torch.tensor([-1.0, 0.0])], 32.0)[0].mean
     assert isinstance(got, torch.Tensor)
     assert got.tolist() == [0.0, 0.75]
 
@@ -234,7 +235,7 @@ def test_intsgd_by_hand(bits: int, elements: int) -> None:
             integer = round_up(abs(value) / largest * limit, draw) if largest else 0
             row.append(math.copysign(integer * largest / limit, value))
         rows.append(torch.tensor(row, dtype=torch.float64))
-    for got, row in zip(conformance.exchange(intsgd(bits=bits, block=block), xs, 32 / bits), rows, strict=True):
+    for got, row in zip(exchange(intsgd(bits=bits, block=block), xs, 32 / bits), rows, strict=True):
         assert isinstance(got.mean, torch.Tensor) and isinstance(got.sent, torch.Tensor)
         assert torch.allclose(got.sent, row, rtol=1e-12, atol=0)
         assert torch.allclose(got.mean, sum(rows, torch.zeros_like(row)) / world, rtol=1e-12, atol=1e-15)
@@ -244,7 +245,7 @@ def test_intsgd_by_hand(bits: int, elements: int) -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_intsgd_cannot_overflow(bits: int, world: int, sign: float) -> None:
     xs = [torch.full((9,), sign * 7.0)] * world
-    came = conformance.exchange(intsgd(bits=bits), xs, 32 / bits)[0]
+    came = exchange(intsgd(bits=bits), xs, 32 / bits)[0]
     assert isinstance(came.mean, torch.Tensor)
     assert torch.allclose(came.mean, xs[0], rtol=1e-6)
     assert came.cf == (2.0 if world > 127 else 32 / bits)

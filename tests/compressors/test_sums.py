@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import SettingsError, artopk, ladder, powersgd, qsgd, quantize, randomk, thc, topk, topkc
+from gravac.averaging.in_memory import exchange
 from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Ledger
@@ -17,7 +18,6 @@ from gravac.compressors.ladder import wire_ratio
 from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
-from gravac.testing import exchange
 
 
 def normal(ranks: int, *shape: int, seed: int = 0) -> list[torch.Tensor]:

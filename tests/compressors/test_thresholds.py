@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 
 from gravac import testing as conformance
+from gravac.averaging.in_memory import exchange
 from gravac.collectives import AllGather
 from gravac.compressors.base import Context, Reduced, energy, k_for
 from gravac.compressors.baselines.redsync import redsync
@@ -74,7 +75,7 @@ KINDS = ("normal", "laplace", "heavy", "sparse", "equal", "few values", "zeros",
 def test_an_exact_count_achieves_the_cf(compressor: ThresholdK, kind: str) -> None:
     x = gradient(kind, 200_000)
     for cf in (10.0, 100.0, 1000.0):
-        assert conformance.exchange(compressor, [x], cf)[0].cf == pytest.approx(cf, rel=0.02)
+        assert exchange(compressor, [x], cf)[0].cf == pytest.approx(cf, rel=0.02)
 
 
 @given(
@@ -182,7 +183,7 @@ def test_published_counts_where_no_search_can_do() -> None:
 
 def test_a_published_count_is_told_by_the_cf_achieved() -> None:
     xs = [gradient("normal", 20_000, seed) for seed in range(2)]
-    for x, came in zip(xs, conformance.exchange(BISECTION, xs, 50.0), strict=True):
+    for x, came in zip(xs, exchange(BISECTION, xs, 50.0), strict=True):
         assert isinstance(came.sent, Sparse)
         m = BISECTION.select(x, 400).indices.numel()
         assert came.sent.parts[0][0].numel() == m

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from gravac import AdaptiveCompressor, Static
+from gravac.averaging.in_memory import exchange
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Context, dgc, quantize, thc, topkc
 from gravac.compressors.sparse import as_dense
 from gravac.exchange.fuse import fuse
 from gravac.exchange.group import GroupTransport
-from gravac.testing import exchange
 from tests.distributed.training import jitter, network, parallel, train, weights
 from tests.policies import adaptive
 from tests.ranks import processes
