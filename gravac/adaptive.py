@@ -65,8 +65,7 @@ class AdaptiveCompressor(Closeable):
             It means ``"goodput"`` for the ladder, for unbiased compressors such as QSGD, and if ``every`` is a range.
             The log of ``logging.getLogger("gravac")`` names it.
         every: number of steps from one exchange to the next, 1 or more. 1, the default: gradients are averaged in each
-            step. 10: ranks train on their own for ten steps. ``(1, 100)``: the controller decides, between these
-            bounds.
+            step. 10: ranks train on their own for ten steps. ``(1, 100)``: the controller chooses from 1 to 100.
         native: whether the controller may choose native steps, in which DDP averages without gravac's hook; default:
             True. ``False``: the hook stays installed in every step.
         least_efficiency: lowest statistical efficiency (progress of a step / progress of a step with dense gradient
@@ -81,8 +80,7 @@ class AdaptiveCompressor(Closeable):
         outer: settings of outer steps: an ``OuterSettings``, or a dict of its fields; ``None``: its defaults.
         samples_per_step: number of samples of a step over all ranks, above 0, to log samples per second; ``None``, the
             default: each rank's step counts as one sample.
-        total_steps: number of training steps of the run, 1 or more, the same on all ranks; the log has it. Default:
-            ``None``, not known.
+        total_steps: number of training steps of the run, 1 or more, for the log; ``None``, the default: not known.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes; ``attach`` checks that rank 0 can write
             there. ``None``, the default: nothing is written.
         sinks: functions, each of which is called with every record (of a step, a decision, ...) on rank 0; what they

@@ -123,6 +123,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
             [0, 1, 2],
             "outer/inner/0/param_groups: differ from this run's; it should have groups of .* parameters",
         ),
+        (("inner",), [], "outer/inner: the state has 0 optimizers, but this run has 1; give attach the same"),
         (("inner", 0, "state", "x"), {}, "outer/inner/0/state/x/.key.: is 'x'; it should be a valid integer"),
         (("inner", 0, "state", 1, "exp_avg"), 3.0, "outer/inner/0/state/1/exp_avg: is 3.0; it should be a tensor"),
         (

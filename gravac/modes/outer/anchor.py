@@ -216,27 +216,26 @@ class Anchor:
     def apply_mean(self, outer: torch.optim.Optimizer) -> None:
         """Make the outer optimizer's step on the anchor, by the means over the ranks, which have arrived.
 
-        If a mean is not finite, the anchor and the outer optimizer's state stay as they were. If no pseudo-gradient is
-        pending, nothing changes.
+        If a mean is not finite, the anchor and the outer optimizer's state stay as they were.
 
         Args:
             outer: the outer optimizer, which trains the anchor.
         """
-        if self.pending is None:
-            return
-        finite, self._reads = self.pending.mean_finite, self.pending.reads
+        pending = self.pending
+        assert pending is not None
+        finite, self._reads = pending.mean_finite, pending.reads
         known_finite = self._reads.known(finite)
         if known_finite or finite is None:
             self.mean_applied = None
-            self._step_outer_optimizer(self.pending, outer)
+            self._step_outer_optimizer(pending, outer)
         else:
             self.mean_applied = finite = finite.clone()  # so that no stream reads a tensor which another stream made
         if known_finite is None and finite is not None:
-            self.pending.flat.masked_fill_(~finite, 0.0)
+            pending.flat.masked_fill_(~finite, 0.0)
             unchanged = _keeps_anchor_at_zero_gradient(outer)
             with nullcontext() if unchanged else undone_unless_finite(finite, [*self.weights.values()], outer.state):
-                self._step_outer_optimizer(self.pending, outer)
-        self.pending.free_means()
+                self._step_outer_optimizer(pending, outer)
+        pending.free_means()
         self.pending = None
 
     def _step_outer_optimizer(self, pending: PendingMean, outer: torch.optim.Optimizer) -> None:
