@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The class ``AdaptiveCompressor``, which compresses a model's gradients and averages them over the ranks."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,30 +11,24 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch._compile import _disable_dynamo
-from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import exchanging_module, is_single_process, optimizers_of, reason_to_idle, refuse_foreign
-from gravac.building import build
+from gravac.attach import NO_FURTHER_TEXTS, Attachment
 from gravac.candidate import Mode
 from gravac.checkpoint.ranks import RankShards
 from gravac.checkpoint.state import pack
 from gravac.closeable import Closeable
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
-from gravac.connection import ModelConnection
 from gravac.controllers.base import Controller
 from gravac.engine.engine import Engine
 from gravac.engine.records import end_record
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.modes.outer.round_state import RoundState
-from gravac.opening import NO_FURTHER_TEXTS, RunOpening
 from gravac.policy import OuterSettings, Policy, explain_unknown, load_policy
-from gravac.restoring import Restoring
 from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp import failed_future
 from gravac.sources.exchange_layout import ExchangeLayout
-from gravac.sources.local_model import innermost
 from gravac.telemetry.records import DecisionRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
@@ -184,17 +177,10 @@ class AdaptiveCompressor(Closeable):
                 f"default group (got {short_repr(group)})"
             )
         self.policy = policy
-        self._requested_group = group
         self._sinks = Sinks(sinks, policy.log_dir)
-        engine_and_admission = build(policy, self._sinks, lambda: self._opening.open())
-        self._engine, self._admission = engine_and_admission.engine, engine_and_admission.admission
-        self._restoring = Restoring(policy, self._engine)
-        self._opening = RunOpening(
-            policy, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
-        )
-        self._connection = ModelConnection(self._opening, self.hook)
-        self._is_closed = self._is_idle = False
-        self._idle_ddp: DistributedDataParallel | None = None
+        self._attachment = Attachment(policy, self._sinks, group, self.hook)
+        self._engine = self._attachment.engine
+        self._is_closed = False
 
     def attach(
         self,
@@ -236,20 +222,7 @@ class AdaptiveCompressor(Closeable):
                 one that lacks a trained parameter; or DistributedDataParallel has ``delay_all_reduce_named_params``.
         """
         self._check_unattached()
-        optimizers = optimizers_of(optimizer, self.policy.every)
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"module: attach needs a torch.nn.Module, got {type(module).__name__}")
-        stays_idle = self.policy.native and is_single_process(self._requested_group)
-        inner_module = innermost(module) if stays_idle else exchanging_module(module)
-        if reason := reason_to_idle(inner_module, self._requested_group, self.policy):
-            warnings.warn(f"gravac: {reason}: training continues without gravac", stacklevel=2)
-            self._connection.is_attached = self._is_idle = True
-            self._idle_ddp = inner_module if isinstance(inner_module, DistributedDataParallel) else None
-            return
-        refuse_foreign(optimizers, inner_module)
-        scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
-        self._opening.agree_group = agree_group
-        self._connection.attach(inner_module, optimizers, scaler)
+        self._attachment.attach(module, optimizer, grad_scaler, agree_group)
 
     def detach(self) -> None:
         """Undo ``attach``: the module then trains without gravac, as before ``attach``.
@@ -261,12 +234,7 @@ class AdaptiveCompressor(Closeable):
             RuntimeError: nothing is attached, a backward is running or pending, or this torch cannot detach; nothing
                 was changed.
         """
-        if self._is_idle:
-            self._connection.is_attached = self._is_idle = False
-            self._idle_ddp = None
-            return
-        self._engine.drain()
-        self._connection.detach(ends_outer_steps=not self._is_closed)
+        self._attachment.detach(ends_outer_steps=not self._is_closed)
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
@@ -307,7 +275,7 @@ class AdaptiveCompressor(Closeable):
             TypeError: the loss is no real number.
             ValueError: the tensor does not have one element.
         """
-        if self._connection.is_attached and not (self._is_idle or self._is_closed):
+        if self._attachment.is_attached and not (self._attachment.is_idle or self._is_closed):
             self._engine.losses.add(loss)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -316,12 +284,7 @@ class AdaptiveCompressor(Closeable):
         Raises:
             RuntimeError: nothing is attached.
         """
-        if self._is_idle:
-            return nullcontext() if self._idle_ddp is None else self._idle_ddp.no_sync()
-        context = self._connection.no_sync()
-        if context is not None:
-            return context
-        raise RuntimeError("no_sync: no module is attached; call attach(module, optimizer) first")
+        return self._attachment.no_sync()
 
     def bind(self, module: torch.nn.Module) -> None:
         """Give this object the module's parameter names, if a framework registers ``hook`` without ``attach``.
@@ -338,9 +301,7 @@ class AdaptiveCompressor(Closeable):
         """
         self._check_unattached()
         self._refuse_outer_steps("a communication hook that you register yourself")
-        self._connection.adapter.bind(module)
-        self._connection.check_loaded()
-        self._connection.is_attached = True
+        self._attachment.bind(module)
 
     def attach_parameters(
         self,
@@ -372,13 +333,7 @@ class AdaptiveCompressor(Closeable):
         """
         self._check_unattached()
         self._refuse_outer_steps("a loop of your own")
-        self._engine.know(parameters)
-        self._connection.check_loaded()
-        opening = self._opening
-        opening.group, opening.agree_group, opening.executor = group or opening.group, agree_group, executor
-        opening.open(same)
-        self._connection.is_attached = True
-        return self._engine
+        return self._attachment.attach_parameters(parameters, group, agree_group, executor, same)
 
     @_disable_dynamo
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -398,7 +353,7 @@ class AdaptiveCompressor(Closeable):
                 ),
                 bucket,
             )
-        return self._connection.adapter.hook(bucket)
+        return self._attachment.source.hook(bucket)
 
     def _refuse_outer_steps(self, source: str) -> None:
         """Raise ``SettingsError`` unless ``every`` is 1, since ``source`` averages gradients in each step."""
@@ -411,7 +366,7 @@ class AdaptiveCompressor(Closeable):
         """Raise ``RuntimeError`` if the compressor is closed, or attached to a model."""
         if self._is_closed:
             raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
-        if self._connection.is_attached:
+        if self._attachment.is_attached:
             raise RuntimeError(
                 "this compressor is attached to a model already; call its detach() first, or make another "
                 "AdaptiveCompressor"
@@ -420,7 +375,7 @@ class AdaptiveCompressor(Closeable):
     @property
     def _switch(self) -> "Switch | None":
         """Object that runs each step in the mode that the controller decided; ``None``: every step is a hook step."""
-        return self._connection.switch
+        return self._attachment.switch
 
     @property
     def _outer_steps(self) -> "OuterSteps | None":
@@ -448,7 +403,7 @@ class AdaptiveCompressor(Closeable):
     @property
     def mode(self) -> Mode:
         """Mode of the present step: ``"native"`` (DDP exchanges by itself), ``"hook"`` or ``"outer"`` (gravac does)."""
-        if self._is_idle:
+        if self._attachment.is_idle:
             return "native"
         return "hook" if self._switch is None or self._switch.mode is None else self._switch.mode
 
@@ -505,7 +460,7 @@ class AdaptiveCompressor(Closeable):
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """Group of the ranks that make the same decisions and whose states form a checkpoint; ``None``: the default."""
-        return self._opening.agree_group or self._opening.group
+        return self._attachment.process_group
 
     @property
     def shards(self) -> RankShards | None:
@@ -526,7 +481,7 @@ class AdaptiveCompressor(Closeable):
             self._switch.prepare_to_save()
         outer_steps = self._outer_steps
         self._engine.drain()
-        packed_state = pack(self.policy, self._engine, self._opening.group)
+        packed_state = pack(self.policy, self._engine, self._attachment.group)
         return (
             packed_state
             if outer_steps is None
@@ -557,9 +512,9 @@ class AdaptiveCompressor(Closeable):
         No collective runs.
         """
         self._engine.drain()
-        with self._restoring.restoring(state, self._switch):
+        with self._attachment.restoring.restoring(state, self._switch):
             yield
-        self._connection.adapter.layout = ExchangeLayout(self._engine.state.layout)
+        self._attachment.source.layout = ExchangeLayout(self._engine.state.layout)
 
     def close(self) -> None:
         """Wait for the exchange in flight, close logs and sinks, and stop the executor. May be called again.
@@ -578,7 +533,7 @@ class AdaptiveCompressor(Closeable):
         outer_steps = self._outer_steps
         if self._switch is not None:
             self._switch.remove_hooks()  # from now on the user may train the module: no hook may replace its weights
-        self._connection.stop_exchange()
+        self._attachment.stop_exchange()
         failure: Exception | None = None
         try:
             try:

@@ -80,7 +80,7 @@ def train(compressor: AdaptiveCompressor, has_optimizer: bool, steps: int) -> di
     ddp = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(128, 10)), bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=0.9)
     compressor.attach(ddp, optimizer) if has_optimizer else compressor.attach(ddp)
-    adapter, cfs_in_hook = compressor._connection.adapter, []
+    adapter, cfs_in_hook = compressor._attachment.source, []
     hook = adapter.hook
 
     def noting(bucket: dist.GradBucket) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from gravac.adaptive import AdaptiveCompressor
-from gravac.attaching import torch_optimizer
+from gravac.sources.optimizers import torch_optimizer
 
 __all__ = ["attach", "metrics"]
 

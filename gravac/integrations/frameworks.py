@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
-from gravac.attaching import is_sharded
+from gravac.attach import is_sharded
 from gravac.checkpoint.directory import load
 from gravac.checkpoint.ranks import Ranks
 from gravac.checkpoint.resize import OnResize, check_on_resize

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-import gravac.opening
+import gravac.attach
 from gravac.exchange.group import GroupTransport
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import StreamExecutor
@@ -78,5 +78,5 @@ def streams(rank: int, kind: type[Idle] = Idle) -> Iterator[list[StreamExecutor]
         made.append(StreamExecutor(GroupTransport(group), kind(torch.device("cpu"), lambda: moments.expovariate(1.0))))
         return OpenedExecutor(made[-1])
 
-    with mock.patch.object(gravac.opening, "open_executor", opened):
+    with mock.patch.object(gravac.attach, "open_executor", opened):
         yield made

@@ -35,7 +35,7 @@ def jobs(ddp: DistributedDataParallel, rank: int, cf: float, steps: int) -> list
     """How many groups were averaged together, step by step."""
     with AdaptiveCompressor(quantize, cf_range=(1, 32), controller=Static(cf=cf)) as compressor:
         compressor.attach(ddp)
-        compressor._admission.link = LinkProbe(
+        compressor._attachment.admission.link = LinkProbe(
             latency=1e-5, bandwidth=1e10, copy_bytes_per_s=1e10
         )  # not what it is just now
         averager, counted = compressor._engine.averager, Counter[int]()

@@ -68,7 +68,7 @@ def every(rank: int, world: int) -> list[Any]:
             jitter(made, rank, 0.002)
             train(ddp, optimizer, rank, range(3))
             made.state_dict()
-            results.append((*means, weights(ddp), len(made._connection.adapter.layout.fixed_groups), made.gain))
+            results.append((*means, weights(ddp), len(made._attachment.source.layout.fixed_groups), made.gain))
     return results
 
 

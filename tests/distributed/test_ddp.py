@@ -66,7 +66,7 @@ def replicas(rank: int, world: int, base: Compressor, steps: int, most: float) -
         jitter(compressor, rank, most)
         loss = train(ddp, optimizer, rank, range(steps), lambda step: time.sleep(most * ((rank + step) % 3) / 3))
         compressor.state_dict()
-        assert len(compressor._connection.adapter.layout.fixed_groups) >= 5
+        assert len(compressor._attachment.source.layout.fixed_groups) >= 5
         return weights(ddp), compressor.history, loss
 
 

@@ -233,7 +233,7 @@ def sgd() -> torch.optim.Optimizer:
 
 
 def test_an_optimizer_that_steps_another_is_taken_as_itself_and_a_frameworks_wrapper_is_not() -> None:
-    from gravac.attaching import optimizers_of
+    from gravac.sources.optimizers import optimizers_of
 
     for outer in (Lookahead(sgd()), Sharpness(sgd())):
         for given in (outer, Holder(outer), AcceleratedOptimizer(outer), Holder(AcceleratedOptimizer(outer))):

@@ -76,13 +76,13 @@ def weights(ddp: DistributedDataParallel) -> torch.Tensor:
 def jitter(compressor: AdaptiveCompressor, rank: int, most: float) -> None:
     """Sleep 0 to ``most`` seconds before every hook, another on every rank."""
     delays = random.Random(rank)
-    cut = compressor._connection.adapter.hook
+    cut = compressor._attachment.source.hook
 
     def delayed(bucket: Any) -> Any:
         time.sleep(delays.random() * most)
         return cut(bucket)
 
-    compressor._connection.adapter.hook = delayed  # type: ignore[method-assign]
+    compressor._attachment.source.hook = delayed  # type: ignore[method-assign]
 
 
 def telling(said: list[str]) -> Callable[[Callable[[], Any]], None]:

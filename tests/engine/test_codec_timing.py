@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gravac.opening
+import gravac.attach
 from gravac import Compressor, Goodput, Policy, Static, dense, ladder, powersgd, quantize, topk
 from gravac.averaging.plan import Form
 from gravac.collectives import Collective, Ledger, tensors_of
@@ -324,9 +324,9 @@ def trained(rank: int, passes: float | None) -> Started:
     ddp = parallel()
     optimizer = sgd(ddp)
     records: list[Any] = []
-    opens = gravac.opening.open_executor if passes is None else there
+    opens = gravac.attach.open_executor if passes is None else there
     with (
-        mock.patch.object(gravac.opening, "open_executor", opens),
+        mock.patch.object(gravac.attach, "open_executor", opens),
         adaptive(topk, sinks=[records.append], dense_below=16) as compressor,
     ):
         compressor.attach(ddp, optimizer)

@@ -54,8 +54,8 @@ def paused(rank: int, world: int) -> list[float]:
     compressor = AdaptiveCompressor(topk, **{**SETTINGS, "outer": {"delay": 0}})
     compressor.attach(ddp, trains)
     step(ddp, trains, rank, 0)
-    assert compressor._connection.switch is not None and compressor._connection.switch.outer is not None
-    rounds = compressor._connection.switch.outer._rounds
+    assert compressor._attachment.switch is not None and compressor._attachment.switch.outer is not None
+    rounds = compressor._attachment.switch.outer._rounds
     left_out = [rounds._paused_s]
     with torch.no_grad():
         ddp(batch(7, 7)[0])

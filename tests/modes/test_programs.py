@@ -442,7 +442,7 @@ def sharpness_aware(rank: int, world: int) -> list[Any]:
 
 def anchors(compressor: AdaptiveCompressor) -> list[torch.Tensor]:
     """Return the weights of the last exchange."""
-    switch: Any = compressor._connection.switch
+    switch: Any = compressor._attachment.switch
     return list(switch.outer.shared_tensors.values())
 
 

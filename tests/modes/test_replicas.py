@@ -52,7 +52,7 @@ class Outcome:
 
 
 def guard_of(compressor: AdaptiveCompressor) -> Any:
-    switch = compressor._connection.switch
+    switch = compressor._attachment.switch
     assert switch is not None
     return switch._replicas
 

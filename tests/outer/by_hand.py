@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from gravac.averaging.plan import Form
-from gravac.building import RunAdmission
 from gravac.candidate import Candidate
 from gravac.closeable import Closeable
 from gravac.collectives import Ledger
@@ -23,6 +22,7 @@ from gravac.engine.admission import Admission, admit
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import check_alike
 from gravac.exchange.executor import Executor
+from gravac.modes.candidates import RunAdmission
 from gravac.modes.outer import candidates
 from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.outer.starting import device_of, same_on_all_ranks
@@ -103,14 +103,14 @@ class OuterByHand(Closeable):
         if executor is None:
             broadcast_weights(module, group)
         engine = self.compressor._engine
-        engine.deciding._admit = ApartAlone(self.compressor._admission)
+        engine.deciding._admit = ApartAlone(self.compressor._attachment.admission)
         self.inner = inner
         self.steps = OuterSteps(engine, LocalModel(module, [inner]), given, policy.every)
         self._engine = engine
         engine.know(self.steps.piece_templates)
-        self.compressor._opening.executor = executor
-        self.compressor._opening.open()
-        self.compressor._connection.is_attached = True
+        self.compressor._attachment.executor = executor
+        self.compressor._attachment.open()
+        self.compressor._attachment.is_attached = True
         self._engine.change_mode()
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "gravac"
 LAYERS = (
     "settings", "version", "guarded", "texts", "closeable", "ranges", "saved", "beliefs", "candidate", "measurement",
     "collectives", "compressors", "costmodel", "exchange", "averaging", "telemetry", "controllers",
-    "policy", "engine", "sources", "checkpoint", "modes", "building", "attaching", "restoring", "opening", "connection",
+    "policy", "engine", "sources", "checkpoint", "modes", "restoring", "attach",
     "adaptive", "integrations", "gravac", "testing", "lab", "commands", "cli", "__main__",
 )  # fmt: skip
 """Rooms, lowest first. A module imports from its own room and from rooms before that."""

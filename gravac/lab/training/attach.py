@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import is_sharded
+from gravac.attach import is_sharded
 from gravac.controllers import CONTROLLERS
 from gravac.lab.training.exchange import Exchange, GravacExchange, attach_to_ddp
 from gravac.lab.training.methods import Method, bucket_mb

@@ -1,9 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the engine, which runs a run's steps, from the settings; gives it averager, controller and candidates."""
+"""The candidates, of all three modes, that a run's controller may choose from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
@@ -11,14 +13,11 @@ from gravac.collectives import AllReduce
 from gravac.controllers.base import has_flag
 from gravac.costmodel import Network
 from gravac.costmodel.network import collective_seconds
-from gravac.engine.admission import Admission, admit, averager_of, drop_below_efficiency, with_native
-from gravac.engine.decisions import Deciding, RecordSettings
-from gravac.engine.engine import Engine
+from gravac.engine.admission import Admission, admit, drop_below_efficiency, with_native
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.modes.outer.candidates import delays_by_candidate, every_choices, with_outer_candidates
 from gravac.policy import Policy
-from gravac.telemetry.records import Record
 
 
 @dataclass(slots=True)
@@ -86,30 +85,21 @@ class RunAdmission:
         return float(f"{collective_seconds(AllReduce, self.leaving_bytes, world, network):.3g}")
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltEngine:
-    """Result of ``build``: the engine of a run, and the object that admits the run's candidates.
-
-    Attributes:
-        engine: engine that runs the steps.
-        admission: object that returns the candidates; ``RunOpening`` sets its ``link`` and ``coding``.
-    """
-
-    engine: Engine
-    admission: RunAdmission
-
-
-def build(policy: Policy, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> BuiltEngine:
-    """Create the engine of a run, and the object that admits its candidates. No process group is needed yet.
+def leaving_bytes(module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Return the bytes that a rank hands to dense collectives to make all ranks equal at the end of outer steps.
 
     Args:
-        policy: settings of the run.
-        emit: function that is called with each record of the run, by the executor.
-        open_executor: function without arguments that creates an executor and gives it to ``Engine.use``; called when
-            the first step begins, at the latest.
+        module: the model, without wrappers.
+        optimizers: the model's optimizers, whose states are made equal, too.
     """
-    averager = averager_of(policy)
-    admission = RunAdmission(policy, averager)
-    record_settings = RecordSettings(policy.samples_per_step, policy.as_dict(), policy.controller_note)
-    deciding = Deciding(policy.controller, admission, emit, record_settings)
-    return BuiltEngine(Engine(averager, deciding, open_executor), admission)
+    element_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    moments_per_element = max(map(_moments_per_parameter, optimizers), default=0)
+    return 4 * element_count * (1 + moments_per_element)
+
+
+def _moments_per_parameter(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many tensors of a parameter's size an optimizer keeps for each parameter: 2 for Adam, 0 for SGD."""
+    group = optimizer.param_groups[0]
+    if "betas" in group:
+        return 3 if group.get("amsgrad") else 2
+    return 1 if group.get("momentum") else 0

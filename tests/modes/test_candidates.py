@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gravac import Accordion, Goodput, GraVAC, SettingsError, Static, Warmup
-from gravac.building import RunAdmission
 from gravac.candidate import Candidate, Forecast
 from gravac.compressors import ladder, powersgd, quantize, topk
 from gravac.engine.admission import LEAST_HOOK_EFFICIENCY, Admission, averager_of
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
+from gravac.modes.candidates import RunAdmission
 from gravac.policy import Policy
 from gravac.telemetry.descriptions import describe_dropped
 
