@@ -19,6 +19,7 @@ def add(commands: Commands) -> None:
     )
     benches = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
     _add_compressors(benches)
+    _add_step(benches)
     _add_tta(benches)
 
 
@@ -77,6 +78,48 @@ def _run_compressors(options: argparse.Namespace) -> None:
     from gravac.lab.bench.display import run_bench
 
     run_bench(settings(Bench, options))
+
+
+def _add_step(benches: Commands) -> None:
+    """Register the subcommand ``gravac bench step`` and its arguments with ``argparse``."""
+    parser = benches.add_parser(
+        "step",
+        help="measure what a training step of a usual model takes, by method",
+        description="Trains a model of 40 to 140 M parameters on random inputs over a link, and shows the seconds of a "
+        "step and the memory of a rank for each method, beside DDP in float32 and torch's float16 hook. The methods "
+        "take turns, each time in new processes. Methods and links are those of gravac bench tta.",
+    )
+    parser.add_argument(
+        "--model",
+        default="resnet101",
+        help="gpt2, lstm, resnet101 (the default) or vgg16; or MODULE:NAME of a gravac.lab.bench.models.StepModel",
+    )
+    parser.add_argument(
+        "--link",
+        default="unthrottled",
+        metavar="LINK",
+        help="link of each worker, such as 1gbit (default: unthrottled)",
+    )
+    parser.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help="methods to compare with fp32 and fp16 (default: a short list)"
+    )
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="number of ranks, 2 to 8 (default: 2)")
+    parser.add_argument(
+        "--warmup", type=int, default=3, metavar="STEPS", help="steps of each turn that are not timed (default: 3)"
+    )
+    parser.add_argument("--steps", type=int, default=8, metavar="STEPS", help="timed steps of each turn (default: 8)")
+    parser.add_argument(
+        "--turns", type=int, default=2, metavar="N", help="number of times each method is measured (default: 2)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    set_work(parser, _run_step, RuntimeError)
+
+
+def _run_step(options: argparse.Namespace) -> None:
+    require("lab", "rich")
+    from gravac.lab.bench.step import DEFAULT_METHODS, StepBench, run_step_bench
+
+    run_step_bench(settings(StepBench, options, methods=tuple(options.methods or DEFAULT_METHODS)))
 
 
 def _add_tta(benches: Commands) -> None:

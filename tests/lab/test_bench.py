@@ -17,6 +17,7 @@ from gravac.cli import main
 from gravac.lab.bench.bench import Bench, Contender, contenders
 from gravac.lab.bench.display import run_bench
 from gravac.lab.bench.measure import BenchRow, Gradients, measure
+from gravac.lab.bench.models import STEP_MODELS
 from gravac.lab.bench.ranks import TORCH_RANKS
 from gravac.lab.shapes import MODELS
 
@@ -148,3 +149,61 @@ def test_default_contenders_are_every_compressor_and_the_torch_ones() -> None:
 )
 def test_models_have_their_published_sizes(model: str, parameters: int) -> None:
     assert sum(math.prod(shape) for shape in MODELS[model]()) == parameters
+
+
+def test_a_step_is_timed_by_part_beside_fp32_and_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "step.json"
+    assert (
+        main(
+            [
+                "bench",
+                "step",
+                "--model",
+                "tests.lab.small_model:SMALL",
+                "--methods",
+                "quantize(2)",
+                "--turns",
+                "1",
+                "--steps",
+                "1",
+                "--warmup",
+                "1",
+                "--json",
+                str(path),
+            ]
+        )
+        == 0
+    )
+    rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
+    assert list(rows) == ["fp32", "fp16", "quantize(2)"]
+    for row in rows.values():
+        assert row["over_fp32_low"] <= row["over_fp32"] <= row["over_fp32_high"]
+        assert row["compute_s"] > 0 and 0 <= row["waiting_s"] < row["seconds"]
+        assert row["peak_bytes"] > 3 * 250_000 * 4  # weights, gradients and momentum
+    assert rows["fp32"]["over_fp32"] == 1 and rows["fp16"]["coding_s"] is None
+    assert rows["quantize(2)"]["coding_s"] > 0 and rows["quantize(2)"]["exchange_s"] > 0
+
+
+def test_the_usual_models_have_their_usual_sizes() -> None:
+    sizes = {"gpt2": 124_439_808, "lstm": 66_034_000, "resnet101": 44_549_160, "vgg16": 138_357_544}
+    for name, model in STEP_MODELS.items():
+        with torch.device("meta"):
+            module = model.make()
+        assert sum(parameter.numel() for parameter in module.parameters()) == sizes[name]
+        inputs, targets = model.inputs(torch.Generator())
+        with torch.device("meta"):
+            assert module(inputs.to("meta")).shape[:-1] == targets.shape
+
+
+def test_what_no_step_can_be_timed_with_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (
+        (["--model", "bert"], "model: 'bert' is unknown; known: gpt2, lstm, resnet101, vgg16, or MODULE:NAME"),
+        (["--model", "torch:nothing"], "model: 'torch:nothing' cannot be imported"),
+        (["--model", "torch:nn"], "model: 'torch:nn' is a module"),
+        (["--link", "fast"], "link: 'fast'"),
+        (["--methods", "nothing"], "method: 'nothing'"),
+        (["--workers", "1"], "workers: 1 is outside 2 to 8; use 2"),
+        (["--turns", "0"], "turns: 0 is below 1; use 2"),
+    ):
+        assert main(["bench", "step", *arguments]) == 2
+        assert told in capsys.readouterr().err
