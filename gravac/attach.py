@@ -183,12 +183,11 @@ class Attachment:
     ) -> None:
         # importing torch's FSDP2 takes a second, which runs with other models need not wait for
         from gravac.sources.fsdp2 import ShardedModel
-        from gravac.sources.fsdp2_outer import SteeredShards
         from gravac.sources.fsdp2_source import FSDP2Source
 
         # not the innermost module: torch.compile's wrapper may be sharded
         sharded_model = ShardedModel(module, self._requested_group)
-        source = FSDP2Source(self.engine, sharded_model)
+        source = FSDP2Source(self.engine, sharded_model, module)
         self.group = sharded_model.replicas
         self.agree_group = self.agree_group or sharded_model.all_model_ranks
         self._compare(module, optimizers, scaler)
@@ -197,15 +196,10 @@ class Attachment:
         source.loss_scale = self._loss_scale(scaler)
         source.reason_against_pipelines = reason_against_pipelines(self._policy)
         source.refuses_steps_in_backward = self._policy.every != (1, 1)
-        source.watch(module, optimizers[0] if optimizers else None)
-
-        def parameters_in_shards() -> Mapping[str, torch.Tensor]:
-            sharded_model.reshard()
-            return sharded_model.parameters
-
-        guard = self._guard(parameters_in_shards, optimizers)
+        source.watch(optimizers[0] if optimizers else None)
         self._sharded_source = source
-        self.switch = self._steer(SteeredShards(source, module, sharded_model), optimizers, guard, scaler)
+        guard = self._guard(lambda: sharded_model.parameters, optimizers)
+        self.switch = self._steer(source, optimizers, guard, scaler)
 
     def bind(self, module: torch.nn.Module) -> None:
         """Tell the engine a model's parameters; the caller registers the hook. See ``AdaptiveCompressor.bind``."""
@@ -407,7 +401,7 @@ class Attachment:
     def stop_exchange(self) -> None:
         """Stop gravac's exchange in all later backwards of a model in shards; no effect on a model in DDP."""
         if self._sharded_source is not None:
-            self._sharded_source.stop_exchange()
+            self._sharded_source.close()
 
     def detach(self, ends_outer_steps: bool) -> None:
         """Undo ``attach``; errors as for ``AdaptiveCompressor.detach``.

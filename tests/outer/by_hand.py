@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
@@ -29,7 +30,6 @@ from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.policy import OuterSettings
 from gravac.settings import SettingsError
 from gravac.sources.local_model import LocalModel
-from gravac.sources.weights import broadcast_weights, check_memory
 from gravac.telemetry.records import DecisionRecord
 from tests.policies import adaptive
 
@@ -99,9 +99,7 @@ class OuterByHand(Closeable):
         if executor is None:
             texts = {**self.compressor.policy.shared(), **same_on_all_ranks(module, given)}
             check_alike(texts, device_of(module), group)
-        check_memory(module)
-        if executor is None:
-            broadcast_weights(module, group)
+            copy_from_first_rank(module, group)
         engine = self.compressor._engine
         engine.deciding._admit = ApartAlone(self.compressor._attachment.admission)
         self.inner = inner
@@ -244,3 +242,11 @@ class OuterByHand(Closeable):
         """End."""
         self._closed = True
         self.compressor.close()
+
+
+def copy_from_first_rank(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Copy the first rank's parameters and buffers to all ranks, as DDP does when it is created."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        copied = tensor.detach().contiguous()
+        dist.broadcast(copied, 0 if group is None else dist.get_global_rank(group, 0), group=group)
+        tensor.detach().copy_(copied)

@@ -16,7 +16,6 @@ import torch
 from gravac.engine.engine import Engine
 from gravac.exchange.reading import AT_ONCE, Finite, Reads
 from gravac.modes.outer.buffer_exchange import BufferExchange, Flags
-from gravac.sources.weights import refuse_overlap
 
 AVERAGEABLE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 """Number formats of buffers that can be averaged; torch cannot add in other floating-point and complex formats."""
@@ -253,7 +252,7 @@ class Buffers:
 
     def _refuse_unfit(self, name: str, buffer: torch.Tensor) -> None:
         """Raise a ``ValueError`` if a buffer cannot be averaged."""
-        refuse_overlap(f"buffer {name}", buffer)
+        _refuse_overlap(name, buffer)
         anchor = self.anchors.get(name, buffer)
         if buffer.dtype not in AVERAGEABLE_DTYPES or buffer.is_complex() != anchor.is_complex():
             raise ValueError(
@@ -287,3 +286,18 @@ def _resize(tensor: torch.Tensor, like: torch.Tensor) -> None:
 def _is_within(name: str, prefix: str) -> bool:
     """True if a dotted name is ``prefix``, or lies within the module of that name."""
     return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _refuse_overlap(name: str, buffer: torch.Tensor) -> None:
+    """Raise a ``ValueError`` if a buffer is sparse or quantized, or if several of its elements share memory."""
+    if buffer.layout != torch.strided or buffer.is_quantized:
+        storage_text = "quantized" if buffer.is_quantized else f"of layout {buffer.layout}"
+        raise ValueError(f"module: buffer {name} is {storage_text}, which ranks cannot exchange; use a dense tensor")
+    last_index = 0  # offset of the last element, in elements, over the dimensions so far
+    for stride, size in sorted(zip(buffer.stride(), buffer.shape, strict=True)):
+        if size > 1 and buffer.numel() and stride <= last_index:
+            raise ValueError(
+                f"module: buffer {name} has shape {tuple(buffer.shape)} and strides {buffer.stride()}, so that several "
+                "of its elements share memory (expand() makes such tensors); replace it by its .contiguous() copy"
+            )
+        last_index += stride * (size - 1)

@@ -1,109 +1,18 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps of a model in shards: each rank exchanges its shards with the ranks that hold the same shards.
+"""Local model of a model in shards: each rank exchanges its shards with the ranks that hold the same shards.
 
 Between two such exchanges, each replica trains by itself: torch exchanges only among the ranks of one replica. Outer
 steps read and overwrite this rank's shards, as plain tensors that share memory with the model's parameters.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 
-from gravac.candidate import Candidate
 from gravac.sources.fsdp2 import ShardedModel, in_shards_like, local_tensor
-from gravac.sources.hooked import HookedSource
-from gravac.sources.local_model import LocalModel, innermost, with_inner_optimizers
-
-
-class SteeredShards:
-    """A model in shards, whose gradients gravac or torch averages over replicas; see ``gravac.modes.source.Source``.
-
-    Args:
-        source: object that hands the gradients of this rank's shards to the engine.
-        module: module that the training loop calls.
-        model: the model in shards.
-    """
-
-    def __init__(self, source: HookedSource, module: torch.nn.Module, model: ShardedModel) -> None:
-        self.called_module = self.inner_module = module
-        self.forward_exchanges = True
-        self.in_join = self.shares_buffers = False
-        self.source = source
-        self._model = model
-
-    def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
-        """Return the local model: this rank's shards of the parameters and of the optimizers' states."""
-        return LocalShards(self._model, innermost(self.inner_module), optimizers)
-
-    @property
-    def decided_candidate(self) -> "Future[Candidate] | None":
-        """Future of the candidate that the controller had chosen when the last hook step began.
-
-        ``None`` before the first hook step.
-        """
-        return self.source.decided_candidate
-
-    @decided_candidate.setter
-    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None:
-        self.source.decided_candidate = candidate
-
-    @property
-    def send_residuals(self) -> bool:
-        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
-        return self.source.send_residuals
-
-    @send_residuals.setter
-    def send_residuals(self, send_residuals: bool) -> None:
-        self.source.send_residuals = send_residuals
-
-    @property
-    def in_pipeline(self) -> bool:
-        """Always False: in FSDP2, it is known when a forward begins whether its backward exchanges."""
-        return False
-
-    @property
-    def will_exchange(self) -> bool:
-        """True if the next backward is to exchange gradients, not just accumulate them; read when a forward begins."""
-        return not self.source.is_accumulating
-
-    def use_hook(self) -> None:
-        """Let gravac exchange gradients from the next backward on."""
-        self.source.is_stopped = False
-
-    def use_native(self, cf: float) -> None:
-        """Raise, since gravac runs no native steps of a model in shards.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("native: a model in shards has no native steps; use native=False")
-
-    def stop_exchange(self) -> None:
-        """Stop the exchange: from the next backward on, gravac exchanges no gradients."""
-        self.source.is_stopped = True
-
-    def silence_exchange(self) -> None:
-        """Do nothing, since ``stop_exchange`` has already stopped the exchange of all backwards."""
-
-    def restore_exchange(self) -> None:
-        """Do nothing, since ``silence_exchange`` changed nothing."""
-
-    def watch_gradients(self, gradient_accumulated: Callable[[torch.Tensor], None] | None) -> None:
-        """Call a function with each parameter (any shape) that gets a gradient in a backward; ``None``: no longer."""
-        self.source.gradient_accumulated = gradient_accumulated
-
-    def has_averaged(self) -> bool:
-        """Return ``False``, since only gravac averages gradients."""
-        return False
-
-    def forward_starts(self) -> None:
-        """Do nothing, since the source's own hook records when a forward begins."""
-
-    def step_ended(self) -> None:
-        """Do nothing, since the source's own hook records when an optimizer's step ends."""
+from gravac.sources.local_model import LocalModel, with_inner_optimizers
 
 
 class LocalShards(LocalModel):
@@ -125,23 +34,24 @@ class LocalShards(LocalModel):
         self._model, self._trained_module = model, trained_module
         self._local_parameters = {name: torch.nn.Parameter(shard) for name, shard in model.shards.items()}
         module_of_shards = torch.nn.Module()
-        for name, parameter in self._local_parameters.items():
+        for name, local in self._local_parameters.items():
             owner, key = _owner_of(module_of_shards, name)
-            owner.register_parameter(key, parameter)
-        views = [
-            ShardOptimizer(optimizer, self._parameters_and_shards()) for optimizer in with_inner_optimizers(optimizers)
+            owner.register_parameter(key, local)
+        parameters_and_shards = [
+            (parameter, self._local_parameters[name]) for name, parameter in model.parameters.items()
         ]
+        views = [ShardOptimizer(optimizer, parameters_and_shards) for optimizer in with_inner_optimizers(optimizers)]
         super().__init__(module_of_shards, views)
         self.exchange_shapes = model.padded_shapes
         self.prepare()
 
     def prepare(self) -> None:
         """Make ``module``'s parameters and buffers share memory with the model's present shards and buffers."""
-        self._model.reshard()
+        self._model.reshard()  # so that the next forward gathers what outer steps write
         for name, shard in self._model.shards.items():
-            parameter = self._local_parameters[name]
-            if parameter.data_ptr() != shard.data_ptr():
-                parameter.data = shard
+            local = self._local_parameters[name]
+            if local.data_ptr() != shard.data_ptr():
+                local.data = shard
         for name, buffer in self._trained_module.named_buffers():
             owner, key = _owner_of(self.module, name)
             owner.register_buffer(key, local_tensor(buffer))
@@ -165,21 +75,15 @@ class LocalShards(LocalModel):
 
     def gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
         """Return this rank's shard of the gradient of a parameter of ``module``; ``None`` if there is no gradient."""
-        sharded_parameter = next(
-            (sharded for sharded, local in self._parameters_and_shards() if local is parameter), parameter
-        )
-        gradient: torch.Tensor | None = local_tensor(sharded_parameter.grad)
+        name = next(name for name, local in self._local_parameters.items() if local is parameter)
+        gradient: torch.Tensor | None = local_tensor(self._model.parameters[name].grad)
         return gradient
-
-    def _parameters_and_shards(self) -> "list[tuple[torch.nn.Parameter, torch.nn.Parameter]]":
-        """Return pairs: each ``DTensor`` parameter of the model, and this rank's shard of the parameter."""
-        return [(parameter, self._local_parameters[name]) for name, parameter in self._model.parameters.items()]
 
 
 class ShardOptimizer(torch.optim.Optimizer):
     """View of an optimizer of a model in shards, with this rank's shards in place of each ``DTensor``.
 
-    Writing to the view changes the optimizer.
+    Tensors of the view share memory with the optimizer's.
 
     Args:
         optimizer: optimizer that trains the ``DTensor`` parameters.
@@ -190,42 +94,32 @@ class ShardOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters_and_shards: "Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]",
+        self, optimizer: torch.optim.Optimizer, parameters_and_shards: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> None:
         self.sharded_optimizer = optimizer
         self._shard_by_id = {id(parameter): local for parameter, local in parameters_and_shards}
         self._parameter_by_id = {id(local): parameter for parameter, local in parameters_and_shards}
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Default settings of the optimizer's parameter groups."""
-        return self.sharded_optimizer.defaults
-
-    @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Copies of the optimizer's parameter groups, with this rank's shards as parameters."""
         return [
-            {**group, "params": [*map(self._shard_of, group["params"])]}
-            for group in self.sharded_optimizer.param_groups
+            {**group, "params": [*map(self.shard_of, group["params"])]} for group in self.sharded_optimizer.param_groups
         ]
 
     @property
-    def state(self) -> "MutableMapping[torch.Tensor, MutableMapping[str, Any]]":  # type: ignore[override]
+    def state(self) -> "Mapping[torch.Tensor, dict[str, Any]]":  # type: ignore[override]
         """View of the optimizer's state, in which this rank's shard replaces each ``DTensor``, keys and values alike.
 
         Each key has the shape of this rank's shard of the parameter, and so have tensors such as Adam's moments.
+        Setting an entry of a parameter's state sets the optimizer's entry, too.
         """
         return _StateView(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state dict, with this rank's shards in place of each ``DTensor``."""
         saved_state = self.sharded_optimizer.state_dict()
-        return {
-            **saved_state,
-            "state": {number: _with_local_shards(entries) for number, entries in saved_state["state"].items()},
-        }
+        return {**saved_state, "state": _with_local_shards(saved_state["state"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load, into the optimizer, a state dict that the method ``state_dict`` returned."""
@@ -238,7 +132,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         }
         self.sharded_optimizer.load_state_dict({**state_dict, "state": sharded_state})
 
-    def _shard_of(self, parameter: torch.Tensor) -> torch.Tensor:
+    def shard_of(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of a parameter; the parameter itself if no shard of the parameter is known."""
         return self._shard_by_id.get(id(parameter), parameter)
 
@@ -247,7 +141,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         return self._parameter_by_id.get(id(local), local)
 
 
-class _StateView(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
+class _StateView(Mapping[torch.Tensor, dict[str, Any]]):
     """View of an optimizer's ``state``, whose keys are this rank's shards of the parameters.
 
     Args:
@@ -255,59 +149,38 @@ class _StateView(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
     """
 
     def __init__(self, view: ShardOptimizer) -> None:
-        self._view = view
+        self._view, self._states = view, view.sharded_optimizer.state
 
-    def __getitem__(self, local: torch.Tensor) -> MutableMapping[str, Any]:
+    def __getitem__(self, local: torch.Tensor) -> "_ParameterState":
         parameter = self._view.parameter_of(local)
-        return _ParameterStateView(self._view.sharded_optimizer.state[parameter], parameter)
-
-    def __contains__(self, local: object) -> bool:
-        return isinstance(local, torch.Tensor) and self._view.parameter_of(local) in self._view.sharded_optimizer.state
+        return _ParameterState(self._states[parameter], parameter)  # adds an empty state if the parameter has none
 
     def get(self, local: torch.Tensor, default: Any = None) -> Any:
-        """Return the state of a shard's parameter, as a view, or ``default`` if the optimizer has no such state."""
-        if local not in self:  # self[local] would add an entry to the optimizer's state
-            return default
-        return self[local]
-
-    def __setitem__(self, local: torch.Tensor, entries: Mapping[str, Any]) -> None:
-        self[local].update(entries)
-
-    def __delitem__(self, local: torch.Tensor) -> None:
-        del self._view.sharded_optimizer.state[self._view.parameter_of(local)]
+        """Return the state of a shard's parameter, or ``default`` if the optimizer has no such state."""
+        return self[local] if self._view.parameter_of(local) in self._states else default
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter([self._view._shard_of(parameter) for parameter in self._view.sharded_optimizer.state])
+        return map(self._view.shard_of, self._states)
 
     def __len__(self) -> int:
-        return len(self._view.sharded_optimizer.state)
+        return len(self._states)
 
 
-class _ParameterStateView(MutableMapping[str, Any]):
-    """View of an optimizer's state of one parameter, such as Adam's moments, with this rank's shards of ``DTensor``.
+class _ParameterState(dict[str, Any]):
+    """State of one parameter, such as Adam's moments, with this rank's shards; setting an entry changes the optimizer.
 
     Args:
-        entries: the state, by key, such as ``"exp_avg"``.
+        entries: the optimizer's state of the parameter, by key, such as ``"exp_avg"``.
         parameter: the parameter, of any shape.
     """
 
-    def __init__(self, entries: dict[str, Any], parameter: torch.Tensor) -> None:
+    def __init__(self, entries: MutableMapping[str, Any], parameter: torch.Tensor) -> None:
+        super().__init__(_with_local_shards(entries))
         self._entries, self._parameter = entries, parameter
 
-    def __getitem__(self, key: str) -> Any:
-        return _with_local_shards(self._entries[key])
-
     def __setitem__(self, key: str, entry: Any) -> None:
+        super().__setitem__(key, entry)
         self._entries[key] = in_shards_if_fits(entry, self._parameter)
-
-    def __delitem__(self, key: str) -> None:
-        del self._entries[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 def in_shards_if_fits(entry: Any, parameter: torch.Tensor) -> Any:
