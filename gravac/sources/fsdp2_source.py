@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A source of gradients for models in shards by FSDP2: hooks on parameters hand gradients to the engine in backward.
 
-A model in shards has *units*: the parameters that one ``fully_shard`` call holds. When backward has passed a unit,
-torch sets the unit's gradients, and then calls the hooks on its parameters. These hooks hand the gradients to the
-engine, which averages them over the replicas, unit by unit, while backward continues:
+A model in shards has *units*: the parameters that one ``fully_shard`` call cuts along one mesh. When backward has
+passed a unit, torch sets the unit's gradients, and calls the hooks on its parameters. These hooks hand the gradients to
+the engine, which averages them over the replicas, unit by unit, while backward continues:
 
 1. The engine's step begins with the first gradient of a backward.
 2. A unit's gradients are handed over together, as soon as all have arrived, or when a gradient of another unit arrives.
@@ -49,14 +49,12 @@ class _Step:
     """State of a step under way: a backward whose gradients are exchanged over the replicas, unit by unit.
 
     Attributes:
-        present_unit: number of the unit whose gradients arrive; -1 before the first gradient.
-        pending_pieces: gradients that have arrived, but were not handed to the engine yet.
+        pending_pieces: gradients of one unit that have arrived, but were not handed to the engine yet.
         gradients: all gradients that have arrived in the step.
         handles: handles of the exchanges in flight.
         deferred_calls: calls of the user's hooks on parameters, to be made when gradients are averaged.
     """
 
-    present_unit: int = -1
     pending_pieces: list[Piece] = field(default_factory=list)
     gradients: list[PaddedGradient] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
@@ -300,10 +298,9 @@ class FSDP2Source:
         self._watch_backward()
         step = self._step or self._begin_step()
         unit = self._model.units[name]
-        if step.pending_pieces and unit != step.present_unit:
+        if step.pending_pieces and unit != self._model.units[step.pending_pieces[0].name]:
             self._send_unit(step)
         gradient = self._model.gradient(name, parameter)
-        step.present_unit = unit
         step.gradients.append(gradient)
         step.pending_pieces.append(gradient.piece)
         if len(step.pending_pieces) == self._unit_sizes[unit]:
