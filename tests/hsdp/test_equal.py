@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import fsdp
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
@@ -30,6 +30,14 @@ def wrapped_in_checkpoints() -> torch.nn.Module:
     mesh, whole = mesh_of(2), model()
     blocks = torch.nn.Sequential(*[fully_shard(checkpoint_wrapper(block), mesh=mesh) for block in whole])
     return fully_shard(blocks, mesh=mesh)
+
+
+def backward_within_backward() -> torch.nn.Module:
+    """Return the model whose second block is computed again, and differentiated, in a backward of its own."""
+    mesh, whole = mesh_of(2), model()
+    blocks = [fully_shard(block, mesh=mesh) for block in whole]
+    whole[1] = checkpoint_wrapper(blocks[1], CheckpointImpl.REENTRANT)
+    return fully_shard(whole, mesh=mesh)
 
 
 def compiled_blocks() -> torch.nn.Module:
@@ -109,6 +117,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "accumulation in shards": (lambda: sharded(mesh_of(2)), {"micro": 3, "flag": "set_requires_all_reduce"}),
     "clipped": (lambda: sharded(mesh_of(2)), {"clip": 0.1}),
     "activation checkpointing": (wrapped_in_checkpoints, {}),
+    "backward within backward": (backward_within_backward, {}),
     "compiled": (compiled_blocks, {}),
     "compiled as a whole": (compiled_as_a_whole, {}),
     "bfloat16": (lambda: sharded(mesh_of(2), mp_policy=MIXED), {}),
@@ -120,7 +129,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 if hasattr(fsdp, "DataParallelMeshDims"):
     CASES["one mesh"] = on_one_mesh, {"optimizer_of": torch.optim.SGD}
 
-OFTEN = {"plain": 7, "accumulation in shards": 4, "bfloat16": 4, "divide factor": 4, "one mesh": 3}
+OFTEN = {
+    "plain": 7,
+    "accumulation in shards": 4,
+    "backward within backward": 2,
+    "bfloat16": 4,
+    "divide factor": 4,
+    "one mesh": 3,
+}
 """Steps of the cases that run with all tests: 7 include a check of replicas. ``make test-all`` runs all cases."""
 
 EXCHANGED: dict[str, tuple[Any, dict[str, Any]]] = {
