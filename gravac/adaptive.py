@@ -27,7 +27,7 @@ from gravac.exchange.failures import ExchangeError
 from gravac.modes.outer.round_state import RoundState
 from gravac.policy import OuterSettings, Policy, explain_unknown, load_policy
 from gravac.settings import SettingsError, short_repr
-from gravac.sources.ddp import failed_future
+from gravac.sources.ddp_bucket import failed_future
 from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.telemetry.records import DecisionRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -31,31 +30,23 @@ from gravac.engine.admission import averager_of
 from gravac.engine.codec_timing import time_codecs
 from gravac.engine.decisions import Deciding, RecordSettings
 from gravac.engine.engine import Engine
+from gravac.engine.inputs import scale_of
 from gravac.exchange.comparing import check_alike, largest_shapes
 from gravac.exchange.executor import Executor
 from gravac.exchange.opening import OpenedExecutor, open_executor
 from gravac.exchange.reading import Number
 from gravac.modes.candidates import RunAdmission, leaving_bytes
-from gravac.modes.outer.starting import device_of, same_on_all_ranks
+from gravac.modes.outer.starting import check_outer_steps_possible, device_of, same_on_all_ranks
 from gravac.modes.replicas import ReplicaGroup, ReplicaGuard
 from gravac.modes.source import Source
 from gravac.modes.switch import Switch
 from gravac.policy import Policy
 from gravac.restoring import Restoring
 from gravac.settings import SettingsError
-from gravac.sources.ddp import DDPAdapter, canonical_name, refuse_momentum, refuse_unfit_ddp
-from gravac.sources.ddp_private import (
-    Reducer,
-    averaged_parameters,
-    check_outer_steps_possible,
-    is_in_join,
-    register_hook,
-    scale_of,
-    shards_of_tensor_parallelism,
-)
-from gravac.sources.ddp_steering import SteeredDDP
+from gravac.sources.ddp import DDPSource
+from gravac.sources.ddp_private import Reducer, refuse_unfit
 from gravac.sources.local_model import innermost, with_inner_optimizers
-from gravac.sources.optimizers import optimizers_of, refuse_foreign
+from gravac.sources.optimizers import optimizers_of, refuse_foreign, refuse_momentum
 from gravac.telemetry.sinks import Sinks
 
 if TYPE_CHECKING:
@@ -100,7 +91,7 @@ class Attachment:
         record_settings = RecordSettings(policy.samples_per_step, policy.as_dict(), policy.controller_note)
         self.engine = Engine(averager, Deciding(policy.controller, self.admission, sinks, record_settings), self.open)
         self.restoring = Restoring(policy, self.engine)
-        self.source = DDPAdapter(self.engine)
+        self.source = DDPSource(self.engine)
         self.switch: Switch | None = None
         self.group = group
         self.agree_group: dist.ProcessGroup | None = None
@@ -147,11 +138,11 @@ class Attachment:
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         allows_outer_steps = self._policy.every != (1, 1)
-        refuse_unfit_ddp(ddp, self._policy.base, None)
-        refuse_separate_decisions(ddp, self.agree_group)
+        refuse_unfit(ddp, self.agree_group)
+        reducer = Reducer(ddp)
         if allows_outer_steps:
-            Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
-        native_cfs = cfs_of_native_steps(ddp, scaler) if self._policy.native else ()
+            reducer.check_names()
+        native_cfs = cfs_of_native_steps(reducer, scaler) if self._policy.native else ()
         group = self._requested_group or ddp.process_group
         if self.engine.ready_to_run and group is not self.group:
             raise RuntimeError(
@@ -161,16 +152,12 @@ class Attachment:
         self.source.bind(ddp)
         self.admission.native_cfs = native_cfs
         self._compare(ddp.module, optimizers, scaler)
-        self.source.set_module(ddp, optimizers[0] if optimizers else None)
         self.source.loss_scale = self._loss_scale(scaler)
-        self.source.reason_against_pipelines = reason_against_pipelines(self._policy)
-        if allows_outer_steps:
-            self.source.refuse_steps_in_backward()
-        register_hook(ddp, self._hook)
-        guard = self._guard(_parameters_of(ddp), optimizers)
+        self.source.refuses_steps_in_backward = allows_outer_steps
+        self.source.attach(reducer, optimizers[0] if optimizers else None, self._hook)
+        guard = self._guard(lambda: self.source.parameters, optimizers)
         if native_cfs or allows_outer_steps:
-            self.switch = self._steer(SteeredDDP(self.source, ddp, self._hook), optimizers, guard, scaler)
-            self.switch.reason_against_pipelines = self.source.reason_against_pipelines
+            self._steer(self.source, optimizers, guard, scaler)
         else:
             self.source.watch()
             self._guard_handles = guard.watch(ddp, optimizers, self._last_step_without_switch)
@@ -194,12 +181,11 @@ class Attachment:
         self.admission.leaving_bytes //= sharded_model.ranks_of_replica
         sharded_model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
-        source.reason_against_pipelines = reason_against_pipelines(self._policy)
         source.refuses_steps_in_backward = self._policy.every != (1, 1)
         source.watch(optimizers[0] if optimizers else None)
         self._sharded_source = source
         guard = self._guard(lambda: sharded_model.parameters, optimizers)
-        self.switch = self._steer(source, optimizers, guard, scaler)
+        self._steer(source, optimizers, guard, scaler)
 
     def bind(self, module: torch.nn.Module) -> None:
         """Tell the engine a model's parameters; the caller registers the hook. See ``AdaptiveCompressor.bind``."""
@@ -339,8 +325,7 @@ class Attachment:
 
     def _last_step_without_switch(self) -> Any:
         """Return the future that ``Engine.begin`` returned for the last hook step; ``None`` before the first."""
-        ddp = self.source.ddp
-        return None if ddp is None or is_in_join(ddp) else self.source.decided_candidate
+        return None if self.source.in_join else self.source.decided_candidate
 
     def _steer(
         self,
@@ -348,7 +333,7 @@ class Attachment:
         optimizers: Sequence[torch.optim.Optimizer],
         guard: ReplicaGuard,
         scaler: torch.amp.GradScaler | None,
-    ) -> Switch:
+    ) -> None:
         """Create the switch, which runs each step in the mode that the controller decided, and restore outer steps.
 
         Args:
@@ -365,7 +350,6 @@ class Attachment:
             self.detach(ends_outer_steps=False)
             raise
         switch.register_hooks()
-        return switch
 
     def _exclude_native(self) -> None:
         """Admit no more candidates of native steps, in which DDP averages without gravac's hook."""
@@ -560,69 +544,14 @@ def is_sharded(module: torch.nn.Module) -> bool:
     )
 
 
-def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.ProcessGroup | None) -> None:
-    """Raise if ranks that share a replica by tensor parallelism could choose different candidates.
-
-    These ranks hold equal copies of the parameters that tensor parallelism does not cut. With different candidates, the
-    copies would drift apart.
-
-    Args:
-        ddp: the module, before its first forward.
-        agree_group: group of the ranks that make the same decisions; ``None``: only the ranks that average.
-
-    Raises:
-        SettingsError: tensor parallelism cuts a parameter of the module, and ``agree_group`` is ``None``.
-    """
-    sharded_parameters = shards_of_tensor_parallelism(ddp)
-    if sharded_parameters and agree_group is None:
-        raise SettingsError(
-            f"agree_group: not given, but {next(iter(sharded_parameters))} is a shard of tensor parallelism, so the "
-            "ranks with its other shards must make the same decisions; call attach(..., agree_group=group) with the "
-            "group of all ranks that hold a part of the model, such as torch.distributed.group.WORLD"
-        )
-
-
-def reason_against_pipelines(policy: Policy) -> str:
-    """Return why these settings do not allow pipeline parallelism, with the remedy; empty if they allow it.
-
-    Args:
-        policy: compressor, controller and other settings of the run.
-    """
-    if policy.every != (1, 1):
-        return (
-            f"every: {policy.every} allows outer steps, but the module is a stage of a pipeline, whose schedule "
-            "exchanges in each step; use every=1"
-        )
-    return ""
-
-
-def cfs_of_native_steps(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
+def cfs_of_native_steps(reducer: Reducer, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
     """Return the compression factors that native steps may use: 1 (float32), and perhaps 2 (float16).
 
     In a native step, DDP averages without gravac's hook. CF 2 is possible if the gradients are in float32 and there is
     no ``scaler``. The tuple is empty if gravac cannot count native steps: if this torch lacks a private name of DDP, or
     if the model has a single parameter.
     """
-    try:
-        if not Reducer(ddp).detects_all_backwards:
-            return ()
-    except SettingsError:
+    if reducer.missing_names or not reducer.detects_all_backwards:
         return ()
-    dtypes = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
+    dtypes = {parameter.dtype for parameter in reducer.ddp.parameters() if parameter.requires_grad}
     return (1.0, 2.0) if dtypes == {torch.float32} and scaler is None else (1.0,)
-
-
-def _parameters_of(ddp: DistributedDataParallel) -> Callable[[], Mapping[str, torch.Tensor]]:
-    """Return a function that returns the parameters that DDP does not ignore, by name, also its shards.
-
-    Args:
-        ddp: the module, before its first forward, which takes shards of tensor parallelism out of the module.
-    """
-    ddp_ref, shards = weakref.ref(ddp), shards_of_tensor_parallelism(ddp)
-
-    def parameters() -> Mapping[str, torch.Tensor]:
-        present_ddp = ddp_ref()
-        present_parameters = {} if present_ddp is None else averaged_parameters(present_ddp)
-        return {canonical_name(name): parameter for name, parameter in {**present_parameters, **shards}.items()}
-
-    return parameters

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch._compile import _disable_dynamo
 
-from gravac.sources.ddp import failed_future
+from gravac.sources.ddp_bucket import failed_future
 
 if TYPE_CHECKING:
     from gravac.adaptive import AdaptiveCompressor

@@ -143,10 +143,6 @@ class NativeWatch:
         """
         self._forward_s = seconds
 
-    def count_saved_step(self) -> None:
-        """Count the last step made before the run was saved; called if the saved number of steps lacks that step."""
-        self._stretch_state.made += 1
-
     def prepare_to_save(self) -> None:
         """Wait for the slow-step check in flight, which a saved state does not contain. Called on every rank.
 

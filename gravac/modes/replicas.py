@@ -33,8 +33,7 @@ from gravac.engine.handle import RankSums
 from gravac.exchange.reading import Number
 from gravac.modes.checksum import checksum_of
 from gravac.modes.replica_differences import ReplicatedTensor, Verdict, differences_from_first
-from gravac.sources.ddp import NO_BACKWARD
-from gravac.sources.ddp_private import UncopiedHook
+from gravac.sources.hooks import NO_BACKWARD, UncopiedHook
 
 FIRST_INTERVAL = 4
 """Number of training steps from the run's start, or from the end of outer steps, to the first check."""

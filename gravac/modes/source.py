@@ -16,16 +16,22 @@ class Source(Protocol):
     """Interface by which the switch controls who exchanges a module's gradients: DDP, gravac, or nobody.
 
     Attributes:
-        inner_module: module without wrappers, whose weights are trained.
-        forward_exchanges: whether ranks exchange tensors in forward, such as the shards of parameters.
+        decided_candidate: future of the candidate that the controller chose when the last hook step began; ``None``
+            before the first hook step.
+        send_residuals: whether the next hook step sends all residuals (unsent parts of earlier gradients), without
+            compression.
     """
 
-    inner_module: torch.nn.Module
-    forward_exchanges: bool
+    decided_candidate: "Future[Candidate] | None"
+    send_residuals: bool
 
     @property
     def called_module(self) -> torch.nn.Module:
         """Module that the training loop calls; its forwards begin steps."""
+
+    @property
+    def inner_module(self) -> torch.nn.Module:
+        """Module without wrappers, whose weights are trained."""
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
         """Return the object by which this rank trains the model on its own in outer steps.
@@ -35,32 +41,12 @@ class Source(Protocol):
         """
 
     @property
-    def decided_candidate(self) -> "Future[Candidate] | None":
-        """Future of the candidate that the controller chose when the last hook step began.
-
-        ``None`` before the first hook step.
-        """
-
-    @decided_candidate.setter
-    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None: ...
-
-    @property
-    def send_residuals(self) -> bool:
-        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
-
-    @send_residuals.setter
-    def send_residuals(self, send_residuals: bool) -> None: ...
+    def forward_exchanges(self) -> bool:
+        """True if ranks exchange tensors in forward, such as the shards of parameters."""
 
     @property
     def in_join(self) -> bool:
         """True if ranks may run out of inputs (``join()``), and would then miss exchanges of outer steps."""
-
-    @property
-    def in_pipeline(self) -> bool:
-        """True if a pipeline's schedule may run the step: all forwards are in ``no_sync()``, but a backward exchanges.
-
-        Always False for models without DDP.
-        """
 
     @property
     def shares_buffers(self) -> bool:

@@ -31,6 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gravac.candidate import Candidate, Mode
 from gravac.engine.engine import Engine
+from gravac.engine.inputs import learning_rate
 from gravac.modes import equalizing
 from gravac.modes.counting import StepCounter, TrainedParameters
 from gravac.modes.forward_clock import ForwardClock
@@ -40,9 +41,10 @@ from gravac.modes.replicas import ReplicaGuard
 from gravac.modes.source import Source
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.sources.ddp import learning_rate
-from gravac.sources.ddp_private import UncompiledHook, UncopiedHook, ignored_buffers
+from gravac.sources.hooks import UncompiledHook, UncopiedHook
 from gravac.sources.local_model import innermost, with_inner_optimizers
+from gravac.sources.parameters import ignored_buffers
+from gravac.sources.pipelines import is_in_schedule
 from gravac.telemetry.records import ModeRecord
 
 
@@ -63,8 +65,6 @@ class Switch:
         changes: records of all changes of mode so far, oldest first.
         exclude_native: function that removes native steps from the controller's candidates; called before the first
             decision if ranks may run out of inputs (``join()``).
-        reason_against_pipelines: reason why the settings do not allow pipeline parallelism, with the remedy; empty if
-            they allow it.
     """
 
     def __init__(
@@ -80,14 +80,12 @@ class Switch:
         self.outer: OuterSteps | None = None
         self.changes: list[ModeRecord] = []
         self.exclude_native: Callable[[], None] = lambda: None
-        self.reason_against_pipelines = ""
         self._engine, self._source, self._policy, self._replicas = engine, source, policy, replicas
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._local_model = source.local_model(optimizers)
-        self._native_watch = NativeWatch(engine, self._learning_rate)
+        self._native_watch = NativeWatch(engine, lambda: learning_rate(*optimizers))
         self._native_cf = 1.0
         self._forward_clock = ForwardClock()
-        self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
         self._optimizers_in_step: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # amid their step
         self._unknown_optimizers: list[torch.optim.Optimizer] = []  # not given to ``attach``, but have made steps
         self._trained = TrainedParameters(source.inner_module.parameters)
@@ -148,6 +146,11 @@ class Switch:
                 f"every: {self._policy.every} allows outer steps, but in join() a rank that runs out of inputs would "
                 "miss their exchanges; use every=1, or train equally many steps on all ranks, without join()"
             )
+        if self._policy.every != (1, 1) and is_in_schedule():
+            raise SettingsError(
+                f"every: {self._policy.every} allows outer steps, but the module is a stage of a pipeline, whose "
+                "schedule exchanges in each step; use every=1"
+            )
         if self.mode is None:
             self._set_first_mode()
         if self.mode == "native":
@@ -177,38 +180,17 @@ class Switch:
         """Begin a forward in native mode; change the mode if the controller decided so."""
         if self._source.in_join:  # a rank without inputs has no forward to count
             return
-        if self._source.in_pipeline:
-            if not self._is_first_of_schedule():
-                return
-            has_step_to_count = True
-        elif self._source.will_exchange:
-            has_step_to_count = self._has_averaged()
-        else:
+        will_exchange = self._source.will_exchange
+        if not will_exchange and not is_in_schedule():
+            return
+        has_step_to_count = self._has_averaged()
+        if not will_exchange and not has_step_to_count:  # a further microbatch of a pipeline's step
             return
         if self._replicas.native_forward_starts(has_step_to_count):
             self._native_watch.pause()
         candidate = self._native_watch.forward_starts(has_step_to_count)
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
-
-    def _is_first_of_schedule(self) -> bool:
-        """Return whether a pipeline's schedule begins its next step: DDP has averaged since the last forward.
-
-        A schedule runs several forwards in a step, one for each microbatch.
-
-        Raises:
-            SettingsError: the run's settings do not fit a pipeline.
-        """
-        has_averaged, native_state = self._source.has_averaged(), self._engine.state.native
-        self._runs_schedules |= has_averaged
-        if not self._runs_schedules:
-            return False
-        if self.reason_against_pipelines:
-            raise SettingsError(self.reason_against_pipelines)
-        if has_averaged and native_state.uncounted:
-            self._native_watch.count_saved_step()
-        has_step_to_count, native_state.uncounted = has_averaged or native_state.uncounted, False
-        return has_step_to_count
 
     def _has_averaged(self) -> bool:
         """Return whether a native step ended: whether DDP has averaged gradients since the last call.
@@ -519,11 +501,6 @@ class Switch:
                 if residual is not None and gradient is not None:
                     flat_gradient = gradient.as_strided((gradient.numel(),), (1,))
                     flat_gradient.add_(residual[: flat_gradient.numel()].to(flat_gradient))
-
-    def _learning_rate(self) -> float:
-        """Return the highest learning rate of all optimizers; nan if none is known."""
-        learning_rates = [rate for optimizer in self._optimizers if (rate := learning_rate(optimizer)) == rate]
-        return max(learning_rates, default=float("nan"))
 
     # saving and loading
 

@@ -72,29 +72,17 @@ class ExchangeLayout:
             for group in self.fixed_groups
             if not self._waiting_names.isdisjoint(group)
         ]
-        if self._arrived_buckets and not self.fixed_groups:
-            self._learn_groups(tuple(self._arrived_buckets))
+        layout = tuple(self._arrived_buckets)
+        if layout and not self.fixed_groups:
+            self._step_count += 1
+            self._first_layout = self._first_layout or layout
+            if layout != self._first_layout or self._step_count >= STEPS_UNTIL_FIXED:
+                self._fix_groups(layout)
         self._arrived_buckets.clear()
         self._waiting_names.clear()
         return incomplete_groups
 
-    def _learn_groups(self, layout: tuple[Names, ...]) -> None:
-        """Make a backward's buckets the groups if DDP has rebuilt its buckets, or after ``STEPS_UNTIL_FIXED`` steps.
-
-        Args:
-            layout: names of the parameters of each bucket, in the order in which the buckets arrived.
-        """
-        self._step_count += 1
-        self._first_layout = self._first_layout or layout
-        if layout != self._first_layout or self._step_count >= STEPS_UNTIL_FIXED:
-            self._fix_groups(layout)
-
-    def _fix_groups(self, layout: tuple[Names, ...]) -> None:
-        """Set the exchange groups.
-
-        Args:
-            layout: the groups for the rest of the run, in the order of their exchange. Empty: no groups are set, and
-                each bucket is exchanged whole.
-        """
-        self.fixed_groups = layout
-        self._group_position_of = {name: position for position, names in enumerate(layout) for name in names}
+    def _fix_groups(self, groups: tuple[Names, ...]) -> None:
+        """Set the exchange groups for the rest of the run; if there are none, each bucket is exchanged whole."""
+        self.fixed_groups = groups
+        self._group_position_of = {name: position for position, names in enumerate(groups) for name in names}

@@ -48,10 +48,10 @@ class WatchedHook:
         version = _version(parameter)
         self.hook(parameter)
         if self._refuses_steps and _version(parameter) != version:
-            raise SettingsError(
-                f"every: outer steps are impossible here: a post-accumulate-grad hook changes {self._name} within "
-                "backward, so that gravac cannot see the optimizer's steps; use an optimizer whose step() is called, "
-                "or every=1"
+            raise no_outer_steps(
+                f"a post-accumulate-grad hook changes {self._name} within backward, so that gravac cannot see the "
+                "optimizer's steps",
+                "an optimizer whose step() is called",
             )
 
 
@@ -97,3 +97,18 @@ def restore_hooks(parameter: torch.Tensor) -> None:
     for hook_id, hook in hooks.items():
         if isinstance(hook, WatchedHook):
             hooks[hook_id] = hook.hook
+
+
+def refuse_optimizer_in_backward(name: str, parameter: torch.Tensor) -> None:
+    """Raise a ``SettingsError`` if ``_apply_optimizer_in_backward`` gave a parameter (any shape) an optimizer."""
+    if hasattr(parameter, "_in_backward_optimizers"):
+        raise no_outer_steps(
+            f"the optimizer of {name} runs within backward (_apply_optimizer_in_backward), so that gravac "
+            "cannot see its steps",
+            "an optimizer whose step() is called",
+        )
+
+
+def no_outer_steps(reason: str, remedy: str) -> SettingsError:
+    """Return the error that says why outer steps are impossible, and what to use in place of the cause."""
+    return SettingsError(f"every: outer steps are impossible here: {reason}; use {remedy}, or every=1")

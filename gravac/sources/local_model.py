@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-from gravac.sources.ddp import canonical_name
+from gravac.sources.parameters import canonical_name
 
 
 class LocalModel:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gravac.compressors.base import Compressor
 from gravac.settings import SettingsError, short_repr
 
 OPTIMIZER_WRAPPERS = ("AcceleratedOptimizer", "_FabricOptimizer", "LightningOptimizer")
@@ -72,3 +73,26 @@ def refuse_foreign(optimizers: Sequence[torch.optim.Optimizer], module: torch.nn
                 f"of the attached {type(module).__name__}; give the optimizer of this model, made after the model was "
                 "wrapped or converted"
             )
+
+
+def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """Raise if compressor and optimizer would both apply momentum.
+
+    Args:
+        base: compressor that the run uses.
+        optimizer: the model's optimizer.
+
+    Raises:
+        ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
+    """
+    for group in optimizer.param_groups if base.owns_momentum else ():
+        for setting_name, momentum in (
+            ("momentum", group.get("momentum", 0)),
+            ("betas[0]", group.get("betas", (0,))[0]),
+        ):
+            if momentum:
+                raise ValueError(
+                    f"optimizer: {type(optimizer).__name__} has {setting_name}={momentum:g}, but {base.name} applies "
+                    "momentum itself; set the optimizer's momentum to 0, as in torch.optim.SGD(..., momentum=0), or "
+                    "use another compressor"
+                )

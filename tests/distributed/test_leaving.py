@@ -14,7 +14,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
-from gravac.sources.ddp_private import NAMES_FOR_REBUILD, ReducerParameters, rebuild_reducer
 from tests.distributed.training import batch, network, sgd, telling, train, weights
 from tests.distributed.training import parallel as parallel_of
 from tests.ranks import processes
@@ -243,19 +242,3 @@ def test_detach_refuses_what_it_cannot_do_and_says_what_to_do() -> None:
         assert "a backward is running" in within
         assert "not attached" in twice
         assert "registered by hand" in by_hand
-
-
-@pytest.mark.parametrize("name", NAMES_FOR_REBUILD)
-def test_a_torch_without_what_detach_needs_is_told_by_name(name: str) -> None:
-    class Lacking:
-        pass
-
-    ddp = Lacking()
-    ddp.reducer = Lacking()  # type: ignore[attr-defined]
-    for other in NAMES_FOR_REBUILD:
-        if other != name:
-            owner = ddp.reducer if other.startswith("reducer.") else ddp  # type: ignore[attr-defined]
-            setattr(owner, other.removeprefix("reducer."), None)
-    with pytest.raises(RuntimeError, match=f"has no {name}, .* wrap the model in a new DistributedDataParallel"):
-        averaged = ReducerParameters(frozenset(), {})
-        rebuild_reducer(ddp, forward_pending=False, averaged=averaged)  # type: ignore[arg-type]

@@ -215,7 +215,7 @@ def hidden(rank: int, world: int) -> tuple[str, str]:
     """A torch that lacks a name: training apart is refused, averaging in each step keeps the hook."""
     ddp = parallel(network(2))
     trains = OPTIMIZERS["sgd"](ddp.parameters())
-    ddp_private.NAMES_FOR_REDUCER = (*ddp_private.NAMES_FOR_REDUCER, "a_name_that_is_gone")
+    ddp_private.NAMES_FOR_MODES = (*ddp_private.NAMES_FOR_MODES, "a_name_that_is_gone")
     with pytest.raises(SettingsError) as told:
         compressor_of(PLAN).attach(ddp, trains)
     compressor = compressor_of(script((0, NATIVE)), every=1)

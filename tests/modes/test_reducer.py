@@ -18,15 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gravac import AdaptiveCompressor
+from gravac.modes.outer.starting import check_outer_steps_possible
 from gravac.settings import SettingsError
+from gravac.sources.ddp import DDPSource
 from gravac.sources.ddp_private import (
-    NAMES_FOR_REDUCER,
+    NAMES_FOR_MODES,
+    NAMES_FOR_NEW_REDUCER,
     NAMES_FOR_STATIC_GRAPH,
-    TORCH_NAMES_FOR_REDUCER,
+    TORCH_NAMES_FOR_MODES,
     Reducer,
-    check_outer_steps_possible,
-    has_hook,
-    register_hook,
 )
 from tests.ranks import processes
 
@@ -299,15 +299,15 @@ def float16_and_back(rank: int, world: int) -> list[bool]:
         if to == "float16":
             trained.reducer.use_float16()
         elif to == "hook":
-            register_hook(trained.ddp, summed)
+            trained.reducer.register_hook(summed)
         fresh.module.load_state_dict(trained.module.state_dict())
         for each in (trained, fresh):
             each.train(rank, range(10 * number, 10 * number + 3))
         same = torch.equal(trained.bits(), fresh.bits())
         seen.append(same == (to != "float16") and torch.allclose(trained.bits(), fresh.bits(), atol=1e-3))
-        seen.append(has_hook(trained.ddp) == (to == "hook"))
+        seen.append(bool(trained.ddp._comm_hooks) == (to == "hook"))
     with pytest.raises(RuntimeError, match="can only be called once"):
-        register_hook(trained.ddp, summed)
+        trained.reducer.register_hook(summed)
         trained.reducer.use_float16()
     return [*seen, *trained.seen]
 
@@ -507,12 +507,15 @@ class TestFlags:
 
     def test_join_is_known(self) -> None:
         ddp = DistributedDataParallel(Plain())
-        reducer = Reducer(ddp)
-        assert not reducer.in_join
+        engine: Any = None
+        source = DDPSource(engine)
+        assert not source.in_join
+        source.attach(Reducer(ddp), None, summed)
+        assert not source.in_join
         with ddp.join():
-            assert reducer.in_join
+            assert source.in_join
         with ddp.join(enable=False):
-            assert not reducer.in_join
+            assert not source.in_join
 
     def test_the_module_can_be_deleted(self) -> None:
         reducer = Reducer(DistributedDataParallel(Plain()))
@@ -522,33 +525,80 @@ class TestFlags:
 
 
 @pytest.mark.usefixtures("one_rank")
-class TestNames:
-    """Private names of torch are looked up when a ``Reducer`` is made."""
+class TestRenewed:
+    """A new reducer averages what DDP was created to average."""
 
-    @pytest.mark.parametrize("name", [*NAMES_FOR_REDUCER, *NAMES_FOR_STATIC_GRAPH, "_register_builtin_comm_hook"])
+    def test_a_parameter_that_is_frozen_meanwhile(self) -> None:
+        ddp = DistributedDataParallel(Plain())
+        reducer, weight = Reducer(ddp), ddp.module.first.weight
+        weight.requires_grad_(False)
+        reducer.renew()
+        assert not weight.requires_grad
+        weight.requires_grad_()
+        hooked = []
+        weight.register_post_accumulate_grad_hook(hooked.append)
+        ddp(X).sum().backward()
+        assert len(ddp.reducer.get_backward_stats()) == len([*ddp.parameters()])
+        assert reducer.has_averaged() and hooked
+
+    def test_a_parameter_with_a_new_name(self) -> None:
+        ddp = DistributedDataParallel(Plain())
+        reducer = Reducer(ddp)
+        torch.nn.utils.parametrize.register_parametrization(ddp.module.first, "weight", torch.nn.Identity())
+        assert "first.weight" not in dict(ddp.module.named_parameters())
+        reducer.renew()
+        assert len(ddp.reducer.get_backward_stats()) == len([*ddp.parameters()])
+
+    def test_a_sparse_gradient(self) -> None:
+        ddp = DistributedDataParallel(torch.nn.EmbeddingBag(5, 3, sparse=True))
+        reducer = Reducer(ddp)
+        reducer.renew()
+        for _ in range(2):
+            ddp(torch.tensor([[1, 2]])).sum().backward()
+        gradient = ddp.module.weight.grad
+        assert gradient.is_sparse and gradient.to_dense()[1, 0] == 1.0
+
+
+@pytest.mark.usefixtures("one_rank")
+class TestNames:
+    """A private name that this torch lacks is named."""
+
+    @pytest.mark.parametrize("name", [*NAMES_FOR_MODES, *NAMES_FOR_STATIC_GRAPH])
     def test_each_that_ddp_lacks_is_named(self, name: str) -> None:
         ddp = DistributedDataParallel(Plain(), static_graph=True)
-        Reducer(ddp)
+        reducer = Reducer(ddp)
+        reducer.check_names()
+        reducer.ddp_ref = lambda: Without(ddp, name)  # type: ignore[assignment, return-value]
         with pytest.raises(SettingsError) as refused:
-            Reducer(Without(ddp, name))  # type: ignore[arg-type]
+            reducer.check_names()
         assert all(
             part in str(refused.value)
             for part in (f" no DistributedDataParallel.{name}", torch.__version__, "every=1 and native=False")
         )
 
-    @pytest.mark.parametrize("name", TORCH_NAMES_FOR_REDUCER)
+    @pytest.mark.parametrize("name", TORCH_NAMES_FOR_MODES)
     def test_each_that_torch_lacks_is_named(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ddp = DistributedDataParallel(Plain())
         if "BuiltinCommHookType" in name:
             monkeypatch.setattr(dist, "BuiltinCommHookType", object())
         else:
-            monkeypatch.delattr(name)
-        with pytest.raises(SettingsError, match=f"no {name},") as refused:
-            Reducer(ddp)
+            monkeypatch.delattr(f"torch.{name}")
+        with pytest.raises(SettingsError, match=f"no torch.{name},") as refused:
+            Reducer(ddp).check_names()
         assert "every=1 and native=False" in str(refused.value)
 
     def test_a_module_without_a_static_graph_needs_fewer(self) -> None:
-        Reducer(DistributedDataParallel(Plain()))
+        ddp = DistributedDataParallel(Plain())
+        Reducer(ddp).check_names()
+
+    @pytest.mark.parametrize("name", NAMES_FOR_NEW_REDUCER)
+    def test_each_that_detach_needs_is_named_and_nothing_is_changed(self, name: str) -> None:
+        ddp = DistributedDataParallel(Plain())
+        reducer, of_ddp = Reducer(ddp), ddp.reducer
+        reducer.ddp_ref = lambda: Without(ddp, name)  # type: ignore[assignment, return-value]
+        with pytest.raises(RuntimeError, match=f"has no {name}, .* wrap the model in a new DistributedDataParallel"):
+            reducer.renew()
+        assert ddp.reducer is of_ddp
 
 
 class Without:

@@ -25,6 +25,7 @@ NATIVE = {
 
 WITH_GRAVAC = {
     "test_ddp_dist_autograd_sparse_grads": "a sparse gradient, which gravac refuses, and says what to do",
+    "test_ddp_static_graph_nested_types": "wraps a DDP in a DDP, which gravac refuses by name",
     "test_ddp_profiling_torch_profiler": "counts all-reduces in a profile of the training thread, one for each step; "
     "gravac's are started on its exchange thread, and one more for each step is its agreement",
 }

@@ -240,7 +240,7 @@ def missing_torch_name(ddp: DistributedDataParallel) -> str | None:
     Native and outer steps need these names. ``None`` if no name is missing.
     """
     try:
-        Reducer(ddp)
+        Reducer(ddp).check_names()
     except SettingsError as error:
         return str(error)
     return None

@@ -6,7 +6,6 @@ While the module trains, it has the rank's own weights. While the module is eval
 weights that all ranks shared last, and the buffers that they had then (``hold_anchors``).
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
+from gravac.engine.inputs import learning_rate
 from gravac.modes.outer.anchor import Anchor
 from gravac.modes.outer.buffers import Buffers
 from gravac.modes.outer.fitting import check_outer, loading_all_or_none
@@ -24,7 +24,6 @@ from gravac.modes.outer.rounds import Rounds
 from gravac.modes.outer.sample import WeightSample
 from gravac.modes.outer.starting import ParameterCheck, make_outer_optimizer, parameters_to_train
 from gravac.policy import OuterSettings
-from gravac.sources.ddp import learning_rate
 from gravac.sources.local_model import LocalModel
 
 Tensors = Mapping[str, torch.Tensor]
@@ -140,8 +139,7 @@ class OuterSteps:
     @property
     def learning_rate(self) -> float:
         """The highest learning rate of the optimizers; nan if not known."""
-        learning_rates = [rate for optimizer in self.state.inner if not math.isnan(rate := learning_rate(optimizer))]
-        return max(learning_rates, default=math.nan)
+        return learning_rate(*self.state.inner)
 
     # weights that the program writes between steps
 

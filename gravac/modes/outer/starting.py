@@ -1,20 +1,75 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks at the start of outer steps: parameters to train, and settings that must be the same on all ranks."""
+"""Checks before outer steps: whether they are possible, parameters to train, and what must be the same on all ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.tensors import refuse_complex
 from gravac.exchange.comparing import texts_of_tensors
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
-from gravac.sources.ddp import canonical_name
-from gravac.sources.ddp_private import averaged_parameters, ignored_buffers
+from gravac.sources.gradient_hooks import no_outer_steps, refuse_optimizer_in_backward
 from gravac.sources.local_model import LocalModel
+from gravac.sources.parameters import (
+    averaged_parameters,
+    canonical_name,
+    ignored_buffers,
+    shards_of_tensor_parallelism,
+)
 from gravac.texts import text_of
+
+
+def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise if outer steps are impossible with a module or with an optimizer.
+
+    Args:
+        module: module that is trained, with or without DistributedDataParallel.
+        optimizers: torch's optimizers that train the module, without a framework's wrapper.
+
+    Raises:
+        SettingsError: the module or an optimizer exchanges in each step, or has state that ranks cannot average; the
+            message names it.
+    """
+    for optimizer in optimizers:
+        optimizer_name = type(optimizer).__name__
+        ancestor_names = {
+            ancestor.__name__ for ancestor in type(optimizer).__mro__
+        }  # importing a class to compare takes long
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise no_outer_steps(
+                f"{optimizer_name} keeps its state in lists, which ranks cannot average", "another optimizer"
+            )
+        if "ZeroRedundancyOptimizer" in ancestor_names:
+            raise no_outer_steps(
+                f"{optimizer_name} exchanges parameters in each step, but in outer steps ranks train several steps "
+                "without an exchange",
+                "the optimizer that it wraps",
+            )
+    for path, child in module.named_modules():
+        if isinstance(child, torch.nn.SyncBatchNorm):
+            raise no_outer_steps(
+                f"{path or 'the module'} is a SyncBatchNorm, which exchanges statistics in each forward, but in outer "
+                "steps ranks train several steps without an exchange",
+                "BatchNorm",
+            )
+    if shards := shards_of_tensor_parallelism(module):
+        raise no_outer_steps(
+            f"the first forward of DistributedDataParallel replaces {next(iter(shards))}, a shard of tensor "
+            "parallelism, by a DTensor that is not a parameter, so the module lacks weights that ranks would average",
+            "fully_shard on a mesh with a replicate dimension",
+        )
+    for path, parameter in module.named_parameters():
+        refuse_optimizer_in_backward(path, parameter)
+    if isinstance(module, DistributedDataParallel) and getattr(module, "mixed_precision", None) is not None:
+        raise no_outer_steps(
+            "DistributedDataParallel(mixed_precision=...) replaces the weights by copies of lower precision in each "
+            "forward, and restores the weights only when it exchanges gradients, which outer steps do not",
+            "torch.autocast",
+        )
 
 
 def parameters_to_train(model: LocalModel) -> dict[str, torch.nn.Parameter]:
