@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,8 @@ class Attachment:
         admission: object that returns the candidates; ``open`` gives it the measured speeds.
         restoring: object that restores a saved state, and checks that the state fits rank and model.
         source: source of the gradients of DDP's buckets.
-        switch: object that runs each step in the mode that the controller decided; ``None``: all steps are hook steps.
+        switch: object that runs each step in the mode that the controller decided; ``None`` before ``attach``, and if
+            the gradients come from a hook that was registered by hand or from a loop of one's own.
         group: group of the ranks that average; ``None``: the default group.
         agree_group: group of the ranks that make the same decisions; ``None``: the ranks that average.
         executor: executor that the user gave; ``None``: ``open`` creates an executor.
@@ -100,7 +101,6 @@ class Attachment:
         self._policy, self._sinks, self._requested_group, self._hook = policy, sinks, group, hook
         self._idle_ddp: DistributedDataParallel | None = None
         self._sharded_source: FSDP2Source | None = None  # used instead of ``source``
-        self._guard_handles: list[Any] = []  # of the hooks by which a guard of replicas sees steps without a switch
 
     def attach(
         self,
@@ -142,7 +142,6 @@ class Attachment:
         reducer = Reducer(ddp)
         if allows_outer_steps:
             reducer.check_names()
-        native_cfs = cfs_of_native_steps(reducer, scaler) if self._policy.native else ()
         group = self._requested_group or ddp.process_group
         if self.engine.ready_to_run and group is not self.group:
             raise RuntimeError(
@@ -150,17 +149,12 @@ class Attachment:
             )
         self.group = group
         self.source.bind(ddp)
-        self.admission.native_cfs = native_cfs
+        self.admission.native_cfs = cfs_of_native_steps(reducer, scaler) if self._policy.native else ()
         self._compare(ddp.module, optimizers, scaler)
         self.source.loss_scale = self._loss_scale(scaler)
         self.source.refuses_steps_in_backward = allows_outer_steps
         self.source.attach(reducer, optimizers[0] if optimizers else None, self._hook)
-        guard = self._guard(lambda: self.source.parameters, optimizers)
-        if native_cfs or allows_outer_steps:
-            self._steer(self.source, optimizers, guard, scaler)
-        else:
-            self.source.watch()
-            self._guard_handles = guard.watch(ddp, optimizers, self._last_step_without_switch)
+        self._steer(self.source, optimizers, self._guard(lambda: self.source.parameters, optimizers), scaler)
 
     def _attach_shards(
         self,
@@ -184,8 +178,7 @@ class Attachment:
         source.refuses_steps_in_backward = self._policy.every != (1, 1)
         source.watch(optimizers[0] if optimizers else None)
         self._sharded_source = source
-        guard = self._guard(lambda: sharded_model.parameters, optimizers)
-        self._steer(source, optimizers, guard, scaler)
+        self._steer(source, optimizers, self._guard(lambda: sharded_model.parameters, optimizers), scaler)
 
     def bind(self, module: torch.nn.Module) -> None:
         """Tell the engine a model's parameters; the caller registers the hook. See ``AdaptiveCompressor.bind``."""
@@ -323,10 +316,6 @@ class Attachment:
         replica_group = ReplicaGroup.of(self.group, self.agree_group)
         return ReplicaGuard(self.engine, parameters, optimizers, replica_group, checks_every_step)
 
-    def _last_step_without_switch(self) -> Any:
-        """Return the future that ``Engine.begin`` returned for the last hook step; ``None`` before the first."""
-        return None if self.source.in_join else self.source.decided_candidate
-
     def _steer(
         self,
         source: Source,
@@ -406,9 +395,6 @@ class Attachment:
             self._sharded_source = None
         else:
             self.source.detach()
-        for handle in self._guard_handles:
-            handle.remove()
-        self._guard_handles.clear()
         if self.switch is not None:
             self.switch.remove_hooks()
             self.switch = None

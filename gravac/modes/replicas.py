@@ -33,7 +33,7 @@ from gravac.engine.handle import RankSums
 from gravac.exchange.reading import Number
 from gravac.modes.checksum import checksum_of
 from gravac.modes.replica_differences import ReplicatedTensor, Verdict, differences_from_first
-from gravac.sources.hooks import NO_BACKWARD, UncopiedHook
+from gravac.sources.hooks import NO_BACKWARD
 
 FIRST_INTERVAL = 4
 """Number of training steps from the run's start, or from the end of outer steps, to the first check."""
@@ -425,30 +425,6 @@ class ReplicaGuard:
         )
 
     # steps without a switch
-
-    def watch(
-        self, module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], last_step: Callable[[], Any]
-    ) -> list[Any]:
-        """Register hooks on a module whose steps are all hook steps; return the hooks' handles.
-
-        Args:
-            module: module that the training loop calls.
-            optimizers: optimizers that train the module.
-            last_step: function that returns the future that ``Engine.begin`` returned for the last step; ``None``
-                before the first.
-        """
-
-        def forward_starts(*_: object) -> None:
-            if torch.is_grad_enabled():
-                self.hook_forward_starts(last_step())
-
-        def optimizer_stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            self.optimizer_stepped(optimizer)
-
-        return [
-            module.register_forward_pre_hook(UncopiedHook(forward_starts)),
-            *(optimizer.register_step_post_hook(optimizer_stepped) for optimizer in optimizers),
-        ]
 
 
 def _living(references: Iterable["weakref.ref[torch.optim.Optimizer]"]) -> Iterator[torch.optim.Optimizer]:

@@ -22,8 +22,7 @@ from gravac.averaging.tensors import memory_shape, refuse_complex
 from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Averaged
-from gravac.engine.inputs import StepInputs
-from gravac.engine.inputs import learning_rate as learning_rate
+from gravac.engine.inputs import StepInputs, learning_rate
 from gravac.exchange.executor import Mark
 from gravac.exchange.reading import Number
 from gravac.settings import SettingsError
@@ -31,11 +30,9 @@ from gravac.sources.ddp_bucket import BucketInFlight, call_after_backward, faile
 from gravac.sources.ddp_private import Reducer, reducer_parameters
 from gravac.sources.exchange_layout import ExchangeLayout, Names
 from gravac.sources.gradient_hooks import refuse_optimizer_in_backward, register_own_hook, restore_hooks, watch_hooks
-from gravac.sources.hooks import NO_BACKWARD as NO_BACKWARD
-from gravac.sources.hooks import UncompiledHook, UncopiedHook
+from gravac.sources.hooks import NO_BACKWARD, UncopiedHook
 from gravac.sources.local_model import LocalModel, innermost, with_inner_optimizers
-from gravac.sources.parameters import averaged_parameters
-from gravac.sources.parameters import canonical_name as canonical_name
+from gravac.sources.parameters import averaged_parameters, canonical_name
 from gravac.sources.pipelines import is_in_schedule
 
 
@@ -112,17 +109,6 @@ class DDPSource:
         self._reducer, self.optimizer, self._registered_hook = reducer, optimizer, hook
         self._hook_handles = [reducer.ddp.register_forward_pre_hook(UncopiedHook(self._check_forward))]
         reducer.register_hook(hook)
-
-    def watch(self) -> None:
-        """Register hooks that record when a forward begins and when the optimizer's step ends: without a switch."""
-
-        def forward_starts(*_: object) -> None:
-            if torch.is_grad_enabled():
-                self.forward_starts()
-
-        self._hook_handles.append(self.called_module.register_forward_pre_hook(UncopiedHook(forward_starts)))
-        if self.optimizer is not None:
-            self._hook_handles.append(self.optimizer.register_step_post_hook(UncompiledHook(self.step_ended)))
 
     def detach(self) -> None:
         """Detach from the DDP module: give it a new reducer without a communication hook, and remove all other hooks.

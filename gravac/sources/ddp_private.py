@@ -17,8 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.settings import SettingsError
 from gravac.sources.hooks import NO_BACKWARD, UncopiedHooks
-from gravac.sources.hooks import UncompiledHook as UncompiledHook
-from gravac.sources.hooks import UncopiedHook as UncopiedHook
 from gravac.sources.parameters import averaged_parameters, is_shard, shards_of_tensor_parallelism
 
 NAMES_FOR_NEW_REDUCER = (

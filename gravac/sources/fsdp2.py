@@ -27,8 +27,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from gravac.averaging.plan import Piece, ShardPlace
 from gravac.exchange.comparing import gather_objects, largest_shapes
 from gravac.settings import SettingsError
-from gravac.sources.ddp import canonical_name
 from gravac.sources.idle_group import IdleAllReduceGroup
+from gravac.sources.parameters import canonical_name
 
 # private names of torch
 

@@ -32,14 +32,12 @@ from gravac.averaging.recording import StepRecording
 from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
-from gravac.engine.inputs import StepInputs
+from gravac.engine.inputs import StepInputs, learning_rate
 from gravac.exchange.executor import Mark
 from gravac.exchange.reading import Number
-from gravac.settings import SettingsError
-from gravac.sources.ddp import NO_BACKWARD, learning_rate
-from gravac.sources.ddp_private import UncompiledHook, UncopiedHook
 from gravac.sources.fsdp2 import PaddedGradient, ShardedModel
 from gravac.sources.gradient_hooks import register_own_hook, restore_hooks, watch_hooks
+from gravac.sources.hooks import NO_BACKWARD, UncompiledHook, UncopiedHook
 from gravac.sources.local_model import LocalModel, innermost
 from gravac.sources.local_shards import LocalShards
 
@@ -79,20 +77,17 @@ class FSDP2Source:
     Attributes:
         loss_scale: function that returns the present loss scale, a float or a 0-d tensor; ``None`` without a
             ``GradScaler``.
-        reason_against_pipelines: error message that says why a pipeline schedule cannot run the module, and what to do;
-            empty if a schedule can.
         refuses_steps_in_backward: whether an error is raised if a user's hook changes a parameter within backward.
     """
 
     forward_exchanges = True
-    in_join = in_pipeline = shares_buffers = False
+    in_join = shares_buffers = False
 
     def __init__(self, engine: Engine, model: ShardedModel, module: torch.nn.Module) -> None:
         self.called_module = self.inner_module = module
         self.decided_candidate: Future[Candidate] | None = None
         self.send_residuals = False
         self.loss_scale: Callable[[], Number] | None = None
-        self.reason_against_pipelines = ""
         self.refuses_steps_in_backward = False
         self._engine, self._model = engine, model
         self._optimizer: torch.optim.Optimizer | None = None
@@ -284,12 +279,7 @@ class FSDP2Source:
         """Take a gradient that torch has reduced within this replica. Called by a hook on the parameter.
 
         When all gradients of a unit have arrived, hand them to the engine.
-
-        Raises:
-            SettingsError: a pipeline schedule runs the module, and ``reason_against_pipelines`` is not empty.
         """
-        if self.reason_against_pipelines and self._is_outside_of_autograd:
-            raise SettingsError(self.reason_against_pipelines)
         if self._gradient_accumulated is not None:
             self._gradient_accumulated(parameter)
         watch_hooks(name, parameter, self._defer, self.refuses_steps_in_backward)
