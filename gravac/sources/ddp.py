@@ -8,6 +8,7 @@ returns ``None``, since either would break the reducer for good: see ``ddp_bucke
 """
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -73,6 +74,7 @@ class DDPSource:
         self._watched: dict[int, tuple[torch.nn.Parameter, Any]] = {}  # parameters with a hook on their gradient, by id
         self._backward_id: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
         self._pieces_by_bucket: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
+        self._keeps_pieces = False  # False in a reducer's first backward, after which DDP may make new buckets
         self._arrived_pieces: dict[str, tuple[Piece, BucketInFlight]] = {}
         self._buckets_of_step: list[BucketInFlight] = []
         self._forward_began_mark: Mark | None = None
@@ -234,6 +236,7 @@ class DDPSource:
         """Forget the hook step under way; the caller then calls ``use_native``, or ``silence_exchange`` per forward."""
         self._forward_began_mark = self._optimizer_ended_mark = None
         self._pieces_by_bucket.clear()
+        self._keeps_pieces = False
 
     def silence_exchange(self) -> None:
         """Turn DDP's averaging off for a forward and its backward. Called when the forward begins."""
@@ -349,7 +352,14 @@ class DDPSource:
         )
         self.send_residuals = False
         self.decided_candidate = self._engine.begin(inputs)
-        self.decided_candidate.add_done_callback(bucket.fail_if_step_fails)
+        bucket_ref = weakref.ref(bucket)  # a future keeps its callbacks, which must not keep the bucket's memory
+
+        def fail_if_step_fails(candidate: "Future[Candidate]") -> None:
+            bucket = bucket_ref()
+            if bucket is not None and (failure := candidate.exception()) is not None:
+                bucket.fail(failure)
+
+        self.decided_candidate.add_done_callback(fail_if_step_fails)
 
     @property
     def _parameter_count(self) -> int:
@@ -397,6 +407,9 @@ class DDPSource:
         for group in self.layout.end():
             self._exchange(group, None)
         self._arrived_pieces.clear()
+        if not self._keeps_pieces:
+            self._pieces_by_bucket.clear()  # otherwise the model's gradients would be in memory twice for a step
+            self._keeps_pieces = True
         self._buckets_of_step = []
         self._forward_began_mark = None
         self._backward_id = None

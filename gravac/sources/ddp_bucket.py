@@ -7,13 +7,11 @@ the future of a failed exchange has the bucket as it was, and ``backward()`` rai
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 
 import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 
-from gravac.candidate import Candidate
 from gravac.sources.hooks import NO_BACKWARD, UncompiledHook
 
 BucketMean = torch.futures.Future[torch.Tensor | None]
@@ -63,15 +61,6 @@ class BucketInFlight:
         if not self._mean.done():
             self._failure = failure
             self._mean.set_result(None)
-
-    def fail_if_step_fails(self, candidate: "Future[Candidate]") -> None:
-        """Complete the future if the step could not begin.
-
-        Args:
-            candidate: future that ``Engine.begin`` returned, already completed.
-        """
-        if (failure := candidate.exception()) is not None:
-            self.fail(failure)
 
     def raise_failure(self) -> None:
         """Raise the exception of the exchange, if there is one. Called when DDP has waited for the future."""

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, randomk, topk
@@ -526,3 +527,29 @@ def attached_with_foreign_optimizers(rank: int, world: int) -> None:
 
 def test_an_optimizer_of_another_model_is_refused_by_name_and_attach_may_be_called_again() -> None:
     processes(attached_with_foreign_optimizers, 2)
+
+
+def old_buckets(rank: int, world: int, base: Compressor) -> int:
+    """How many of the first backward's buckets are still in memory when DDP has made new buckets."""
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    with quick(base) as compressor:
+        compressor.attach(ddp, optimizer)
+        storages: list[Any] = []
+        cut = compressor._attachment.source.hook
+
+        def watched(bucket: Any) -> Any:
+            storages.append(StorageWeakRef(bucket.buffer().untyped_storage()))  # type: ignore[no-untyped-call]
+            return cut(bucket)
+
+        compressor._attachment.source.hook = watched  # type: ignore[method-assign]
+        train(ddp, optimizer, rank, range(1))
+        assert compressor.cf >= 1 and storages  # the exchange has ended
+        inputs, _ = batch(rank, 1)
+        ddp(inputs)  # a forward makes the new buckets
+        return sum(not storage.expired() for storage in storages)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("base", [topk, quantize, dense(dtype="float16")], ids=str)
+def test_the_buckets_of_the_first_backward_are_freed_before_ddp_makes_new_ones(base: Compressor) -> None:
+    assert processes(old_buckets, 2, base) == [0, 0]
