@@ -153,12 +153,15 @@ class Switch:
             )
         if self.mode is None:
             self._set_first_mode()
+        previous_mode = self.mode
         if self.mode == "native":
             self._native_step_starts()
         elif self.mode == "outer":
             self._outer_step_starts()
         if self.mode == "hook":
             self._hook_step_starts()
+        if self.mode == "outer" and previous_mode != "outer":  # the mode has just changed
+            self._outer_step_starts()
 
     def _set_first_mode(self) -> None:
         """Set the first step's mode.

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, SettingsError
 from gravac.sources import ddp_private
 from tests.distributed.training import batch, network, parallel
-from tests.modes.scripted import APART, HOOK, NATIVE, same, script
+from tests.modes.scripted import APART, HOOK, NATIVE, Entry, same, script
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
 from tests.ranks import processes
 
@@ -231,3 +232,32 @@ def hidden(rank: int, world: int) -> tuple[str, str]:
 def test_where_torch_lacks_a_name_ranks_do_not_part_and_the_hook_stays() -> None:
     for mode, text in processes(hidden, 2):
         assert mode == "hook" and f"torch {torch.__version__} has no" in text and "a_name_that_is_gone" in text
+
+
+def apart_after(rank: int, world: int, before: Entry) -> list[tuple[str, bool, int]]:
+    """After each step: its mode, whether its gradient is that of the other rank, and the steps that gravac counts."""
+    ddp = parallel(network(2))
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    seen = []
+    with compressor_of(script((0, before), (3, APART))) as compressor:
+        compressor.attach(ddp, trains)
+        for step in range(12):
+            trains.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            mean = next(parameter.grad.clone() for parameter in ddp.parameters() if parameter.grad is not None)
+            dist.all_reduce(mean)
+            own = next(parameter.grad for parameter in ddp.parameters() if parameter.grad is not None)
+            trains.step()
+            in_round = 0 if compressor.outer is None else compressor.outer.in_round
+            seen.append((compressor.mode, torch.allclose(mean / 2, own), compressor._engine.state.trained + in_round))
+    return seen
+
+
+@pytest.mark.parametrize("before", [HOOK, NATIVE], ids=["hook", "native"])
+def test_the_first_step_apart_exchanges_nothing_and_is_counted(before: Entry) -> None:
+    for seen in processes(apart_after, 2, before):
+        modes = [mode for mode, _, _ in seen]
+        assert {before[1], "outer"} == set(modes) and modes == sorted(modes, key=["hook", "native", "outer"].index)
+        assert [same for _, same, _ in seen] == [mode != "outer" for mode in modes]
+        first_apart = modes.index("outer")
+        assert [count for _, _, count in seen][first_apart:] == [*range(first_apart + 1, 13)]

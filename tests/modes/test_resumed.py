@@ -17,7 +17,7 @@ from tests.modes.test_switch import OPTIMIZERS, compressor_of
 from tests.ranks import processes
 
 PLAN = script((0, HOOK), (5, APART), (18, NATIVE), (30, APART))
-STOPS = {"hook": 3, "within a round": 9, "at the end of a round": 12, "native": 25, "apart again": 36}
+STOPS = {"hook": 3, "within a round": 9, "at the end of a round": 12, "native": 31, "apart again": 37}
 MORE = 12
 LAST = max(STOPS.values()) + MORE
 ORDERS = {
