@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times encode and decode (coding) of each candidate on the gradients' device, before the first step of a run.
 
-The costs of coding that gravac knows were measured on a CPU, in multiples of the time to copy the tensor
-(``gravac.compressors.profile``). On a GPU they may differ. So on a GPU each rank runs each candidate's compressor on
+The costs of coding that gravac knows were measured on one CPU, in multiples of the time to copy the tensor
+(``gravac.compressors.profile``). On a GPU or another CPU they differ. So each rank runs each candidate's compressor on
 tensors like the model's. Nothing is sent: each collective returns the result that it would have if all ranks sent the
-same tensors. The device's own events time the coding. The ranks average their times, since decisions must be the same
-on all ranks.
+same tensors. A GPU's own events time the coding, or the clock of the host. The ranks average their times, since
+decisions must be the same on all ranks.
 """
 
 import math
 import statistics
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +30,16 @@ from gravac.exchange.device import Device
 from gravac.exchange.executor import Executor, Job, sums_over_all
 from gravac.exchange.memory import result_for_equal_ranks
 from gravac.exchange.opening import OpenedExecutor
-from gravac.exchange.streams import Interval
 from gravac.policy import Policy
 
 MAX_ELEMENTS = 1 << 24
 """Largest number of elements that are encoded and decoded to time coding: far more than a GPU's caches hold."""
+
+MAX_ELEMENTS_ON_CPU = 1 << 19
+"""The same on a CPU, whose times grow with the number of elements from far fewer on."""
+
+MIN_ELEMENTS_ON_CPU = 1 << 20
+"""On a CPU, coding is not timed if fewer of the model's elements may be compressed: it then takes a few ms."""
 
 UNTIMED_STEPS = 2
 """Number of untimed steps of each candidate, before the timed ones: the first makes tables and has no residual."""
@@ -43,6 +49,9 @@ TIMED_STEPS = 3
 
 BUDGET_SECONDS = 1.0
 """When the timed steps have taken so many seconds in total, no further candidate is timed."""
+
+BUDGET_SECONDS_ON_CPU = 0.25
+"""The same on a CPU."""
 
 
 class TypicalTensors(NamedTuple):
@@ -79,14 +88,14 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -
         opened: the executor, the link's speed, and the device.
 
     Returns:
-        Seconds that encode and decode take for each byte of a float32 tensor, by CF; the same on every rank. Empty on
-        the CPU, for a single rank, or if no tensor is compressed.
+        Seconds that encode and decode take for each byte of a float32 tensor, by CF; the same on every rank. Empty for
+        a single rank, if no tensor is compressed, or on a CPU if the tensors are small.
 
     Raises:
         ExchangeError: a rank did not answer.
     """
     executor, link, device = opened
-    if link is None or device is None:
+    if link is None:
         return {}
 
     def new_averager() -> Averager:
@@ -98,14 +107,16 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -
     compressed_forms = [form for form in forms if untimed_averager.compresses(form[0])]
     candidates = [forecast.candidate for forecast in admit(policy, untimed_averager, forms).forecasts]
     cfs = [candidate.cf for candidate in candidates if not candidate.dense]
-    if not compressed_forms or not cfs:
+    elements = sum(math.prod(shape) for shape, _ in compressed_forms)
+    if not cfs or elements < (1 if device else MIN_ELEMENTS_ON_CPU):
         return {}
-    sample_tensors = typical_tensors(compressed_forms)
+    sample_tensors = typical_tensors(compressed_forms, MAX_ELEMENTS if device else MAX_ELEMENTS_ON_CPU)
+    budget_s = BUDGET_SECONDS if device else BUDGET_SECONDS_ON_CPU
     failure_by_cf = dict[float, Exception]()
 
     def job() -> Job[dict[float, float]]:
         seconds = _median_seconds_by_cf(
-            cfs, lambda cf: _time_steps(new_averager(), cf, sample_tensors, executor, device), failure_by_cf
+            cfs, lambda cf: _time_steps(new_averager(), cf, sample_tensors, executor, device), budget_s, failure_by_cf
         )
         mean_seconds = yield from _mean_over_ranks(seconds, executor)
         return {cf: mean_s / (4 * sample_tensors.elements) for cf, mean_s in mean_seconds.items()}
@@ -120,40 +131,45 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -
     return seconds_per_byte
 
 
-def typical_tensors(forms: Sequence[Form]) -> TypicalTensors:
+def typical_tensors(forms: Sequence[Form], max_elements: int = MAX_ELEMENTS) -> TypicalTensors:
     """Return the shape and dtype that most of a model's elements have, and the number of tensors that have them.
 
     Shapes are reduced to matrices. Rows, columns and number of tensors are reduced until there are at most
-    ``MAX_ELEMENTS`` elements in total.
+    ``max_elements`` elements in total.
 
     Args:
         forms: shapes and dtypes of the gradients that may be compressed; at least one.
+        max_elements: largest number of elements of all tensors.
     """
     elements_by_form = Counter[Form]()
     for form in forms:
         elements_by_form[form] += math.prod(form[0])
     (shape, dtype), form_elements = elements_by_form.most_common(1)[0]
-    columns = min(math.prod(shape[1:]), MAX_ELEMENTS)
-    rows = min(shape[0], MAX_ELEMENTS // columns)
+    columns = min(math.prod(shape[1:]), max_elements)
+    rows = min(shape[0], max_elements // columns)
     return TypicalTensors(
-        rows, columns, min(form_elements // math.prod(shape), MAX_ELEMENTS // (rows * columns)), dtype
+        rows, columns, min(form_elements // math.prod(shape), max_elements // (rows * columns)), dtype
     )
 
 
 def _median_seconds_by_cf(
-    cfs: Sequence[float], time_steps: Callable[[float], list[float]], failure_by_cf: dict[float, Exception]
+    cfs: Sequence[float],
+    time_steps: Callable[[float], list[float]],
+    budget_s: float,
+    failure_by_cf: dict[float, Exception],
 ) -> dict[float, float | None]:
     """Return the median seconds of a step's coding at each CF; ``None`` if timing failed or the budget is spent.
 
     Args:
         cfs: the CFs.
         time_steps: function that gets a CF, and returns the seconds of coding in each timed step.
+        budget_s: seconds of coding after which no further CF is timed.
         failure_by_cf: output: at each CF at which timing failed, the exception is added.
     """
     spent_s, median_s_by_cf = 0.0, dict[float, float | None]()
     for cf in cfs:
         median_s_by_cf[cf] = None
-        if spent_s >= BUDGET_SECONDS:
+        if spent_s >= budget_s:
             continue
         try:
             seconds = time_steps(cf)
@@ -166,7 +182,7 @@ def _median_seconds_by_cf(
 
 
 def _time_steps(
-    averager: Averager, cf: float, sample_tensors: TypicalTensors, executor: Executor, device: Device
+    averager: Averager, cf: float, sample_tensors: TypicalTensors, executor: Executor, device: Device | None
 ) -> list[float]:
     """Run a candidate's compressor on sample tensors; return the seconds of coding of each timed step.
 
@@ -175,9 +191,11 @@ def _time_steps(
         cf: the candidate's compression factor.
         sample_tensors: shape, dtype and number of the tensors.
         executor: executor of the run, which says whether the host may read tensors; nothing is sent.
-        device: device of the tensors.
+        device: streams and events of the tensors' GPU; ``None``: the tensors are on the CPU.
     """
-    random_gradients = Draws("codec timing").normal(sample_tensors.elements, device.device).to(sample_tensors.dtype)
+    torch_device = torch.device("cpu") if device is None else device.device
+    record: Callable[[], Any] = time.perf_counter if device is None else device.record
+    random_gradients = Draws("codec timing").normal(sample_tensors.elements, torch_device).to(sample_tensors.dtype)
     flat_gradients = torch.empty_like(random_gradients)
     shape = (sample_tensors.rows, sample_tensors.columns)
     pieces = [
@@ -193,34 +211,36 @@ def _time_steps(
             [
                 interval
                 for segment in segments
-                for interval in _coding_intervals(averager, averager.average(segment, plan), device)
+                for interval in _coding_intervals(averager, averager.average(segment, plan), record)
             ]
         )
         averager.commit()
-    coding_intervals_by_step[-1][-1].ended.synchronize()
     timed_intervals_by_step = coding_intervals_by_step[UNTIMED_STEPS:]
+    if device is None:
+        return [sum(ended - began for began, ended in intervals) for intervals in timed_intervals_by_step]
+    coding_intervals_by_step[-1][-1][1].synchronize()
     return [sum(began.elapsed_time(ended) for began, ended in intervals) / 1e3 for intervals in timed_intervals_by_step]
 
 
-def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[Interval]:
-    """Run a job (generator of collectives) to its end; yield each interval in which the job codes, as two events.
+def _coding_intervals(averager: Averager, job: Any, record: Callable[[], Any]) -> Iterator[tuple[Any, Any]]:
+    """Run a job (generator of collectives) to its end; yield begin and end of each interval in which the job codes.
 
     Nothing is sent: each collective returns the result that it would have if all ranks sent the same tensors.
 
     Args:
         averager: averager whose rank and number of ranks the results are for.
         job: the job.
-        device: device that records the events.
+        record: function that returns the present point in the device's work: an event, or seconds.
     """
     collective_results: list[Any] | None = None
     while True:
-        began = device.record()
+        began = record()
         try:
             collectives = job.send(collective_results)
         except StopIteration:
-            yield Interval(began, device.record())
+            yield began, record()
             return
-        yield Interval(began, device.record())
+        yield began, record()
         collective_results = [
             result_for_equal_ranks(collective, averager.rank, averager.world) for collective in collectives
         ]

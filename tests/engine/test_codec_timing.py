@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs are timed off the CPU: by the device's events alone, alike on all ranks, and to some effect."""
+"""Codecs are timed: on a GPU by its events alone, on a CPU by the clock, alike on all ranks, and to some effect."""
 
 import functools
+import itertools
 import math
 import random
 import warnings
@@ -28,7 +29,10 @@ from gravac.engine import codec_timing
 from gravac.engine.admission import Admission, admit, averager_of
 from gravac.engine.codec_timing import (
     BUDGET_SECONDS,
+    BUDGET_SECONDS_ON_CPU,
     MAX_ELEMENTS,
+    MAX_ELEMENTS_ON_CPU,
+    MIN_ELEMENTS_ON_CPU,
     TIMED_STEPS,
     UNTIMED_STEPS,
     time_codecs,
@@ -105,6 +109,25 @@ def test_it_is_the_time_between_events_for_each_stretch_of_coding(
     found = time_codecs(policy, forms, opened())
     assert list(found) == cfs_of(policy, forms)
     assert [*found.values()] == pytest.approx([(1 + rounds) * 1e-3 / (4 * SENT)] * len(found))
+
+
+def on_cpu(ms: float, elements: int) -> dict[float, float]:
+    """What is timed of a square tensor on a CPU whose clock advances so many ms from look to look."""
+    looks = itertools.count()
+    there = opened()._replace(device=None)
+    with mock.patch.object(codec_timing, "time", SimpleNamespace(perf_counter=lambda: next(looks) * ms / 1e3)):
+        return time_codecs(policy_of(topk), [((elements // 1024, 1024), torch.float32)], there)
+
+
+def test_on_a_cpu_it_is_the_time_by_the_hosts_clock() -> None:
+    found = on_cpu(1.0, MIN_ELEMENTS_ON_CPU)
+    assert list(found) == cfs_of(policy_of(topk), SQUARE)
+    assert [*found.values()] == pytest.approx([2e-3 / (4 * MAX_ELEMENTS_ON_CPU)] * len(found))
+
+
+def test_a_cpu_does_not_time_small_models_nor_beyond_its_budget() -> None:
+    assert on_cpu(1.0, MIN_ELEMENTS_ON_CPU - 1024) == {}
+    assert len(on_cpu(1e3 * BUDGET_SECONDS_ON_CPU, MIN_ELEMENTS_ON_CPU)) == 1
 
 
 def test_nothing_travels_but_what_the_ranks_agree_on() -> None:
@@ -202,7 +225,14 @@ UNUSED: Any = SimpleNamespace(rank=0, world=3)
         (policy_of(), [((5,), torch.float32)], OpenedExecutor(UNUSED, LINK, Idle(CPU))),
         (policy_of(dense, cf_range=(1, 2)), FORMS, OpenedExecutor(UNUSED, LINK, Idle(CPU))),
     ],
-    ids=["an executor that was given", "CPU", "one rank", "no forms yet", "small tensors alone", "nothing compressed"],
+    ids=[
+        "an executor that was given",
+        "small on a CPU",
+        "one rank",
+        "no forms yet",
+        "small tensors alone",
+        "nothing compressed",
+    ],
 )
 def test_nothing_is_timed_where_it_would_tell_nothing(
     policy: Policy, forms: Sequence[Form], there: OpenedExecutor
