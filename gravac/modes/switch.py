@@ -41,7 +41,7 @@ from gravac.modes.replicas import ReplicaGuard
 from gravac.modes.source import Source
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.sources.hooks import UncompiledHook, UncopiedHook
+from gravac.sources.hooks import UncompiledHook, UncopiedHook, takes_hooks
 from gravac.sources.local_model import innermost, with_inner_optimizers
 from gravac.sources.parameters import ignored_buffers
 from gravac.sources.pipelines import is_in_schedule
@@ -99,18 +99,21 @@ class Switch:
     def register_hooks(self) -> None:
         """Register hooks on the module and the optimizers, so that the switch sees steps begin and end."""
         called_module, inner_module = self._source.called_module, self._source.inner_module
-        model: Any = innermost(inner_module)
         self._hook_handles = [  # prepended hooks run before FSDP2's hook, which gathers parameters
             called_module.register_forward_pre_hook(UncopiedHook(self._forward_starts), prepend=True),
-            inner_module.register_forward_pre_hook(UncopiedHook(self._inner_forward_starts), prepend=True),
             called_module.register_forward_hook(UncopiedHook(self._forward_ended), always_call=True),
-            model.register_state_dict_post_hook(UncopiedHook(self._state_dict_taken)),
-            model.register_load_state_dict_pre_hook(UncopiedHook(self._state_dict_loads)),
             register_optimizer_step_pre_hook(_weak_step_hook(self, Switch.step_begins)),
             register_optimizer_step_post_hook(_weak_step_hook(self, Switch.step_ended)),
         ]
         for optimizer in self._optimizers:
             self._hook_handles.append(optimizer.register_step_pre_hook(UncompiledHook(self._step_starts)))
+        model: Any = innermost(inner_module)
+        if takes_hooks(model):  # otherwise it makes no outer steps, which need them
+            self._hook_handles += [
+                inner_module.register_forward_pre_hook(UncopiedHook(self._inner_forward_starts), prepend=True),
+                model.register_state_dict_post_hook(UncopiedHook(self._state_dict_taken)),
+                model.register_load_state_dict_pre_hook(UncopiedHook(self._state_dict_loads)),
+            ]
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the module and the optimizers: the mode no longer changes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import dynamo here
 
 NO_BACKWARD = -1
@@ -52,3 +53,8 @@ class UncopiedHooks(list[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, ()
+
+
+def takes_hooks(module: torch.nn.Module) -> bool:
+    """True if hooks can be registered on a module; False if it was compiled by ``torch.jit.script``."""
+    return not isinstance(module, torch.jit._script.RecursiveScriptModule)

@@ -112,6 +112,25 @@ def test_the_mode_may_change_while_no_parameter_requires_a_gradient() -> None:
     assert processes(nothing_trains_while_the_mode_changes, 2) == [True, True]
 
 
+def scripted(rank: int, world: int) -> list[tuple[Any, bool]]:
+    """Train a module of torch.jit.script; return the mode and whether ranks are the same, in native and hook steps."""
+    ddp = parallel(torch.jit.script(network(2)))
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    compressor = compressor_of(script((0, NATIVE), (6, HOOK)), every=1)
+    compressor.attach(ddp, optimizer)
+    found = []
+    for step in range(12):
+        train_step(ddp, optimizer, rank, step)
+        if step in (4, 11):
+            found.append((compressor.mode, same(ddp)))
+    compressor.close()
+    return found
+
+
+def test_a_module_that_takes_no_hooks_trains_in_native_and_hook_steps() -> None:
+    assert processes(scripted, 2) == [[("native", True), ("hook", True)]] * 2
+
+
 # forwards that are differentiated for their input
 
 

@@ -13,6 +13,7 @@ from gravac.exchange.comparing import texts_of_tensors
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
 from gravac.sources.gradient_hooks import no_outer_steps, refuse_optimizer_in_backward
+from gravac.sources.hooks import takes_hooks
 from gravac.sources.local_model import LocalModel
 from gravac.sources.parameters import (
     averaged_parameters,
@@ -61,6 +62,12 @@ def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[tor
             f"the first forward of DistributedDataParallel replaces {next(iter(shards))}, a shard of tensor "
             "parallelism, by a DTensor that is not a parameter, so the module lacks weights that ranks would average",
             "fully_shard on a mesh with a replicate dimension",
+        )
+    if not takes_hooks(module):
+        raise no_outer_steps(
+            "the module is compiled by torch.jit.script, so it takes no hooks, by which gravac sees that it is "
+            "evaluated or saved",
+            "the module without torch.jit.script",
         )
     for path, parameter in module.named_parameters():
         refuse_optimizer_in_backward(path, parameter)
