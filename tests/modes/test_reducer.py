@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gravac import AdaptiveCompressor
+from gravac.attach import cfs_of_native_steps
 from gravac.modes.outer.starting import check_outer_steps_possible
 from gravac.settings import SettingsError
 from gravac.sources.ddp import DDPSource
@@ -591,6 +592,19 @@ class TestNames:
         ddp = DistributedDataParallel(Plain())
         Reducer(ddp).check_names()
 
+    def test_attach_refuses_outer_steps_without_them_and_excludes_native_steps(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ddp = DistributedDataParallel(Plain())
+        assert cfs_of_native_steps(Reducer(ddp), None) == (1.0, 2.0)
+        monkeypatch.setattr(dist, "BuiltinCommHookType", object())
+        assert cfs_of_native_steps(Reducer(ddp), None) == ()
+        compressor = AdaptiveCompressor(every=4, native=False)
+        with pytest.raises(SettingsError, match="BuiltinCommHookType"):
+            compressor.attach(ddp, torch.optim.SGD(ddp.parameters()))
+        assert not ddp._comm_hooks
+        compressor.close()
+
     @pytest.mark.parametrize("name", NAMES_FOR_NEW_REDUCER)
     def test_each_that_detach_needs_is_named_and_nothing_is_changed(self, name: str) -> None:
         ddp = DistributedDataParallel(Plain())
@@ -599,6 +613,14 @@ class TestNames:
         with pytest.raises(RuntimeError, match=f"has no {name}, .* wrap the model in a new DistributedDataParallel"):
             reducer.renew()
         assert ddp.reducer is of_ddp
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_native_steps_in_float16_need_gradients_in_float32_and_an_unscaled_loss() -> None:
+    scaler: Any = object()
+    modules = [DistributedDataParallel(Plain().to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    native_cfs = [cfs_of_native_steps(Reducer(ddp), each) for ddp in modules for each in (None, scaler)]
+    assert native_cfs == [(1.0, 2.0), (1.0,), (1.0,), (1.0,)]
 
 
 class Without:
@@ -644,6 +666,9 @@ class TestRefused:
         module = Normed()
         module.norm = torch.nn.SyncBatchNorm(WIDTH)  # type: ignore[assignment]
         assert "norm is a SyncBatchNorm" in self.refused(module)
+
+    def test_a_scripted_module(self) -> None:
+        assert "torch.jit.script" in self.refused(torch.jit.script(Plain()))
 
     def test_an_optimizer_in_backward(self) -> None:
         module = Plain()
