@@ -3,6 +3,7 @@
 """What cannot be averaged over replicas is refused, with the remedy, and changes nothing."""
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from gravac import AdaptiveCompressor
@@ -42,6 +43,8 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         "FSDP1": message_of(FullyShardedDataParallel(model(), device_id=torch.device("cpu"))),
         "frozen": message_of(sharded(mesh).requires_grad_(False)),
     }
+    for name, group in {"same ranks": dist.group.WORLD, "other ranks": mesh["shard"].get_group()}.items():
+        found[name] = message_of(sharded(mesh), AdaptiveCompressor(native=False, process_group=group))
     hooked = sharded(mesh)
     hooked[0].set_all_reduce_hook(lambda gradient: None)
     found["all-reduce hook, at attach"] = message_of(hooked)
@@ -68,6 +71,8 @@ def test_refused_by_name_with_the_remedy() -> None:
         assert "post-accumulate-grad hook" in found["optimizer in backward"]
         assert "fully_shard (FSDP2)" in found["FSDP1"]
         assert "requires a gradient" in found["frozen"]
+        assert found["same ranks"] == "attached"
+        assert "replicas on ranks [0, 1], over which gravac averages; leave process_group out" in found["other ranks"]
         for moment in ("at its forward", "after a forward"):
             assert "attach to the larger model, whose forward" in found[f"part, {moment}"]
         for moment in ("at attach", "at the next forward"):
@@ -76,3 +81,14 @@ def test_refused_by_name_with_the_remedy() -> None:
         assert found["whole, after a forward"] == "attached"
         assert f"torch {torch.__version__} lacks a private name of FSDP2" in found["private name"]
         assert "_name_of_another_torch" in found["private name"]
+
+
+def replicated(rank: int, world: int) -> list[bool]:
+    """Return whether torch averages over replicas, for a model with and one without."""
+    from gravac.sources.fsdp2 import has_replicas
+
+    return [has_replicas(sharded(mesh)) for mesh in (mesh_of(2), mesh_of(1)["shard"])]
+
+
+def test_a_model_in_shards_has_replicas_if_its_mesh_replicates() -> None:
+    assert processes(replicated, 2) == [[True, False]] * 2
