@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Script of all that differs between two runs of the same code: seconds of a step, seconds of compute, and the link.
+"""Script of all that differs between two runs of the same code: seconds of a step and of its parts, and the link.
 
 The only file of the goldens that knows types and modules behind gravac's public names.
 """
@@ -14,6 +14,7 @@ from unittest import mock
 from gravac.averaging.recording import StepRecording
 from gravac.collectives import AllReduce
 from gravac.exchange.link_probe import LinkProbe
+from gravac.modes.forward_clock import ForwardClock
 from gravac.modes.outer.rounds import Rounds
 
 LINK = LinkProbe(latency=1e-4, bandwidth=20e6, copy_bytes_per_s=8e9)
@@ -74,5 +75,6 @@ def scripted(elements: int) -> Iterator[Script]:
         mock.patch("gravac.exchange.opening.probe_link", return_value=LINK),
         mock.patch.object(StepRecording, "_time", scripted_time),
         mock.patch.object(Rounds, "_synchronized_time", side_effect=now),
+        mock.patch.object(ForwardClock, "stop", return_value=None),
     ):
         yield script
