@@ -314,7 +314,8 @@ class AdaptiveCompressor(Closeable):
     ) -> Engine:
         """Return the engine, which averages gradients that your own code passes to it; see ``gravac.engine.engine``.
 
-        Called on every rank, once, in place of ``attach``.
+        Called on every rank, once, in place of ``attach``. The environment variable ``GRAVAC`` is not read. Unlike
+        DistributedDataParallel, the method does not make the ranks' weights equal: they must begin with the same.
 
         Args:
             parameters: parameters by name, whose gradients your code will pass to the engine.
@@ -328,11 +329,15 @@ class AdaptiveCompressor(Closeable):
         Raises:
             SettingsError: ``every`` is not 1; or a setting differs between ranks: the message has its name, its values,
                 and their ranks.
-            TypeError: a parameter is complex.
+            TypeError: ``parameters`` is no dict, or a parameter is complex.
             RuntimeError: this compressor is attached already, or closed.
         """
         self._check_unattached()
         self._refuse_outer_steps("a loop of your own")
+        if not isinstance(parameters, Mapping):
+            raise TypeError(
+                f"parameters: give a dict, such as dict(model.named_parameters()) (got {type(parameters).__name__})"
+            )
         return self._attachment.attach_parameters(parameters, group, agree_group, executor, same)
 
     @_disable_dynamo

@@ -97,7 +97,7 @@ class Attachment:
         self.group = group
         self.agree_group: dist.ProcessGroup | None = None
         self.executor: Executor | None = None
-        self.is_attached = self.is_idle = False
+        self.is_attached = self.is_idle = self._has_own_loop = False
         self._policy, self._sinks, self._requested_group, self._hook = policy, sinks, group, hook
         self._idle_ddp: DistributedDataParallel | None = None
         self._sharded_source: FSDP2Source | None = None  # used instead of ``source``
@@ -199,7 +199,7 @@ class Attachment:
         self._check_loaded()
         self.group, self.agree_group, self.executor = group or self.group, agree_group, executor
         self.open(same)
-        self.is_attached = True
+        self.is_attached = self._has_own_loop = True
         return self.engine
 
     # comparing
@@ -387,6 +387,10 @@ class Attachment:
             self.is_attached = self.is_idle = False
             self._idle_ddp = None
             return
+        if self._has_own_loop:
+            raise RuntimeError(
+                "detach: attach_parameters connects nothing to the model, so there is nothing to undo; call close()"
+            )
         self.engine.drain()
         if self.switch is not None and ends_outer_steps:
             self.switch.end_outer_steps()

@@ -464,7 +464,8 @@ def _resolve(setting: Any, registry: Mapping[str, Any], is_valid: Callable[[Any]
         except TypeError as error:  # a controller need not be a subclass of Settings
             raise ValueError(f"{kind_word} {setting!r}: {error}") from None
     if isinstance(setting, type) or not is_valid(setting):
-        raise ValueError(f"give a {kind_word}, or the name of one: {', '.join(sorted(registry))}")
+        class_text = f"; of a class, give an object: {setting.__name__}()" if isinstance(setting, type) else ""
+        raise ValueError(f"give a {kind_word}, or the name of one: {', '.join(sorted(registry))}{class_text}")
     return setting
 
 

@@ -22,6 +22,17 @@ def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
             )
 
 
+def refuse_missing(tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Raise an error if a tensor is ``None``, as ``parameter.grad`` is before the parameter's first backward.
+
+    Raises:
+        TypeError: a tensor is missing; the message has its name.
+    """
+    for name, tensor in tensors.items():
+        if tensor is None:
+            raise TypeError(f"{name} has no gradient (None); leave it out, on all ranks")
+
+
 def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements as a flat view, ``[elements]``, in the order that they have in memory.
 

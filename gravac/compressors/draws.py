@@ -111,7 +111,7 @@ class Draws:
         return positions.new_zeros(k + 1).scatter_(0, target_indices, positions)[:k]
 
     def integer_below(self, limit: int, position: int) -> int:
-        """Return a random integer from 0 to ``below - 1``, computed on the host.
+        """Return a random integer from 0 to ``limit - 1``, computed on the host.
 
         Equal keys and positions give equal integers.
         """

@@ -28,7 +28,7 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece, ShardPlace
-from gravac.averaging.tensors import flat, memory_shape, refuse_complex
+from gravac.averaging.tensors import flat, memory_shape, refuse_complex, refuse_missing
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.controllers.base import Decision
@@ -47,6 +47,9 @@ from gravac.exchange.reading import Finite, Number
 from gravac.guarded import GuardedCaller
 
 T = TypeVar("T")
+
+CLOSED = "the compressor is closed; make a new AdaptiveCompressor"
+"""Message of the error of an engine that was closed."""
 
 
 class Engine:
@@ -96,6 +99,7 @@ class Engine:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.forms: list[Form] = []
         self._dtypes: list[torch.dtype] = []
+        self._position_by_name: dict[str, int] = {}
         self.parameter_texts: dict[str, str] = {}
         self.shard_places: Mapping[str, ShardPlace] = {}
         self._open_executor = open_executor
@@ -103,6 +107,7 @@ class Engine:
         self._closing: weakref.finalize[..., Engine] | None = None
         self._ledger = Ledger()
         self._jobs: StepJobs | None = None
+        self._in_step = self._is_closed = False
         self._call_guarded = GuardedCaller()
         self.losses = Losses()
         self.forward_s = math.nan
@@ -122,6 +127,7 @@ class Engine:
         self.parameter_texts = texts_of_tensors(parameters)
         self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
         self._dtypes = [parameter.dtype for parameter in parameters.values()]
+        self._position_by_name = {name: position for position, name in enumerate(parameters)}
         self.decide_by({})
         self.device = next((parameter.device for parameter in parameters.values()), self.device)
 
@@ -148,7 +154,9 @@ class Engine:
 
         Raises:
             SettingsError: a setting differs between ranks; the message names the setting, its values, and their ranks.
+            RuntimeError: the engine was closed.
         """
+        self._check_open()
         if not self.ready_to_run:
             self._open_executor()
 
@@ -225,13 +233,20 @@ class Engine:
     def begin(self, inputs: StepInputs = NO_INPUTS) -> "Future[Candidate]":
         """Begin a step, before its first gradients are ready. Called on every rank.
 
+        If all ranks give up a step, they call ``begin`` again, without ``end``. The time of the step that was given up
+        then counts as time of the next step.
+
         Args:
             inputs: facts of the step, such as mode and learning rate.
 
         Returns:
             A future of the candidate of the newest decision; it fails if an earlier step failed. If this candidate has
             another mode than the step, the ranks must change to that mode when the step has ended.
+
+        Raises:
+            RuntimeError: the engine was closed.
         """
+        self._in_step = True
         self.open()
         executor, jobs = self.executor, self.jobs
         model = Model(self.forms or inputs.forms, self.device)
@@ -245,15 +260,20 @@ class Engine:
         """Start to average some tensors over the ranks, in place and together; return a handle to wait with.
 
         Args:
-            tensors: names and tensors, of any shape, dense in memory; the same names in the same order on all ranks.
+            tensors: names and tensors, of any shape, dense in memory; the same names on all ranks. Their order does not
+                matter, if the engine knows the names.
 
         Raises:
             ValueError: a tensor has gaps in memory, so that it has no flat view.
-            TypeError: a tensor is complex.
+            TypeError: a tensor is complex, or ``None``.
+            RuntimeError: the engine was closed, or no step has begun.
         """
+        self._check_in_step("ready")
+        refuse_missing(dict(tensors))
         refuse_complex(dict(tensors))
+        ordered = sorted(tensors, key=lambda named: self._position_by_name.get(named[0], len(self._position_by_name)))
         pieces = [
-            Piece(name, flat(name, tensor), self.shapes.get(name) or memory_shape(tensor)) for name, tensor in tensors
+            Piece(name, flat(name, tensor), self.shapes.get(name) or memory_shape(tensor)) for name, tensor in ordered
         ]
         return self.submit(pieces, pieces[0].flat if len(pieces) == 1 else None)
 
@@ -315,8 +335,13 @@ class Engine:
         Args:
             add_times: function that gets the step's measurement, and adds times known to the caller to the measurement.
                 The executor calls this function when all tensors hold their means.
+
+        Raises:
+            RuntimeError: the engine was closed, or no step has begun.
         """
+        self._check_in_step("end")
         self.flush()
+        self._in_step = False
         loss = self.losses.take_mean()
         forward_s, self.forward_s = self.forward_s, math.nan
         self.executor.submit(self.jobs.end(add_times, loss, forward_s), alone=True)
@@ -420,8 +445,23 @@ class Engine:
             RuntimeError: the engine was closed, or never opened.
         """
         if self._executor is None:
-            raise RuntimeError("the compressor is closed; make a new AdaptiveCompressor")
+            raise RuntimeError(CLOSED)
         return self._executor
+
+    def _check_open(self) -> None:
+        """Raise ``RuntimeError`` if the engine was closed."""
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
+
+    def _check_in_step(self, method: str) -> None:
+        """Raise ``RuntimeError`` if the engine was closed, or if no step has begun.
+
+        Args:
+            method: name of the method that was called, for the message.
+        """
+        self._check_open()
+        if not self._in_step:
+            raise RuntimeError(f"{method}: no step has begun; call engine.begin() first")
 
     @property
     def jobs(self) -> StepJobs:
@@ -456,6 +496,7 @@ class Engine:
         Args:
             failure: exception with which unfinished jobs fail; ``None``: they run to their end first.
         """
+        self._is_closed = True
         if self._executor is not None and self._jobs is not None:
             executor, self._executor = self._executor, None
             if self._closing is not None:

@@ -3,6 +3,7 @@
 """The engine and its executors: gradients go in by name, over a network or in memory, seen by the host or by masks."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from gravac.candidate import Candidate
 from gravac.compressors import Compressor, ladder, powersgd, topkc
 from gravac.controllers.base import Decision
 from gravac.engine import coalescing
+from gravac.engine.engine import Engine
 from gravac.exchange.lockstep import Lockstep, LockstepExecutor, MaskedLockstepExecutor
 from tests.distributed.training import batch, network, parallel, sgd, train, weights
 from tests.engine.adapter import Averaged, over_network
@@ -340,3 +342,71 @@ def test_what_was_restored_goes_to_the_gradients_device_before_the_first_step(mo
         engine.begin()
         executor.order()
     assert moved == [torch.device("meta")]
+
+
+def of_one_rank() -> tuple[AdaptiveCompressor, Engine]:
+    compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
+    (executor,) = Lockstep(1).executors
+    return compressor, compressor.attach_parameters({"0.weight": torch.ones(64, 64)}, executor=executor)
+
+
+def test_a_parameter_without_a_gradient_is_refused_by_name() -> None:
+    _, engine = of_one_rank()
+    engine.begin()
+    with pytest.raises(TypeError, match=r"0.weight has no gradient \(None\); leave it out, on all ranks"):
+        engine.ready([("0.weight", None)])  # type: ignore[list-item]
+
+
+def test_gradients_of_a_step_that_has_not_begun_are_refused() -> None:
+    _, engine = of_one_rank()
+    gradient = torch.ones(64, 64)
+    with pytest.raises(RuntimeError, match=r"end: no step has begun; call engine.begin\(\) first"):
+        engine.end()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"ready: no step has begun; call engine.begin\(\) first"):
+            engine.ready([("0.weight", gradient)])
+        engine.begin()
+        engine.ready([("0.weight", gradient)])
+        engine.end()
+
+
+def test_a_closed_engine_makes_no_further_step() -> None:
+    compressor, engine = of_one_rank()
+    compressor.close()
+    calls: tuple[Callable[[], object], ...] = (
+        engine.begin,
+        lambda: engine.ready([("0.weight", torch.ones(64, 64))]),
+        engine.end,
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match="the compressor is closed; make a new AdaptiveCompressor"):
+            call()
+
+
+def test_detach_has_nothing_to_undo_after_attach_parameters() -> None:
+    compressor, _ = of_one_rank()
+    with pytest.raises(RuntimeError, match=r"detach: attach_parameters connects nothing .*; call close\(\)"):
+        compressor.detach()
+
+
+def test_parameters_that_are_no_dict_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"parameters: give a dict, such as dict\(model.named_parameters\(\)\) \(got ge"
+    ):
+        AdaptiveCompressor(topk).attach_parameters(torch.nn.Linear(4, 4).named_parameters())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cf", [1, 10])
+def test_the_order_of_names_within_a_call_does_not_matter(cf: int) -> None:
+    tensors = [
+        {name: torch.full((64, 64), start + rank) for name, start in (("a", 0.0), ("b", 10.0))} for rank in (0, 2)
+    ]
+    for rank, (executor, own) in enumerate(zip(Lockstep(2).executors, tensors, strict=True)):
+        compressor = AdaptiveCompressor(topk, controller=Static(cf=cf), error_feedback=0)
+        engine = compressor.attach_parameters(own, executor=executor)
+        engine.begin()
+        handle = engine.ready([*own.items()] if rank else [*own.items()][::-1])
+        engine.end()
+    handle.wait()
+    for own in tensors:
+        assert own["a"].max() == 1 and own["b"].max() == 11

@@ -24,7 +24,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.collectives import AllReduce
 from gravac.commands import advise as advise_command
 from gravac.commands import calibrate as calibrate_command
-from gravac.compressors import COMPRESSORS, Dense, Quantize
+from gravac.compressors import COMPRESSORS, Dense, Quantize, TopK
 from gravac.costmodel import Machine, Network, collective_seconds
 from gravac.engine.admission import efficiency_belief
 from gravac.lab import calibrate
@@ -334,7 +334,8 @@ def test_one_worker_exchanges_nothing() -> None:
         (["--model", "resnet51"], "model: 'resnet51' is unknown"),
         (["--batch-seconds", "0"], "batch_seconds: 0.0"),
         (["--workers", "0"], "workers: 0"),
-        (["--compressors", "zip"], "compressors: 'zip'"),
+        (["--compressors", "zip"], "compressors: 'zip' is unknown; known: "),
+        (["--compressors", "dense"], "compressors: 'dense' is unknown; known: "),
         (["--cf", "0.5"], "cf: 0.5"),
         (["--compressors", "signsgd", "--cf", "10"], "cf: none of the compressors"),
         (["--overlap", "2"], "overlap: 2.0"),
@@ -402,3 +403,9 @@ def test_calibrate_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert run("calibrate", "--link", "100mbit") == 2
     assert "torchrun" in capsys.readouterr().err
+
+
+def test_a_compressor_without_coding_costs_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TopK, "coding_costs", ())
+    with pytest.raises(ValueError, match="the costs of 'topk' were never measured; add coding_costs to its class"):
+        advise("resnet50", 0.15, 8, SLOW, GPU, ["topk"])

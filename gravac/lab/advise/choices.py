@@ -166,9 +166,14 @@ def candidates(
         if compressor.compresses and machine.coding(compressor, 1.0)
     }
     for name in names or ():
-        if COMPRESSORS.get(name) is None or name not in measured_compressors:
-            known_names = ", ".join(measured_compressors)
-            raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {known_names}")
+        known_names = ", ".join(measured_compressors)
+        if name not in COMPRESSORS or not COMPRESSORS[name].compresses:
+            raise ValueError(f"compressors: {name!r} is unknown; known: {known_names}")
+        if name not in measured_compressors:
+            raise ValueError(
+                f"compressors: the costs of {name!r} were never measured; add coding_costs to its class (gravac bench "
+                f"compressors measures them), or use one of {known_names}"
+            )
     for cf in cfs or ():
         if not (math.isfinite(cf) and cf >= 1):
             raise ValueError(f"cf: {cf!r} is not a compression factor; give 1 or more, such as 10")
