@@ -28,6 +28,12 @@ from gravac.exchange.reading import Finite, both
 ALWAYS_ENOUGH = 1 << 20
 """Number of elements at which waiting groups stop waiting and are compressed, however slow or fast the link is."""
 
+ALWAYS_ENOUGH_ON_CPU = 3 << 20
+"""The same on a CPU, where jobs and training compete for cores and caches: a job costs more than its calls."""
+
+CODING_BYTES_PER_ELEMENT_ON_CPU = 16
+"""Most memory that coding takes on a CPU, in bytes per element: tensors are coded one by one, or piece by piece."""
+
 FEWEST_JOBS = 3
 """Smallest number of jobs that a step's gradients are divided into: a job is coded while another is in flight."""
 
@@ -121,8 +127,10 @@ class Waiting:
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
                 in flight.
         """
-        self.enough_elements = elements_per_job(model_elements, exchange_s)
-        self.max_elements = MAX_CODING_BYTES // (CODING_BYTES_PER_ELEMENT if on_cpu else coding_bytes_per_element)
+        always_enough = ALWAYS_ENOUGH_ON_CPU if on_cpu else ALWAYS_ENOUGH
+        self.enough_elements = elements_per_job(model_elements, exchange_s, always_enough)
+        bytes_per_element = CODING_BYTES_PER_ELEMENT_ON_CPU if on_cpu else coding_bytes_per_element
+        self.max_elements = MAX_CODING_BYTES // bytes_per_element
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
         """Add a group; return the groups to compress now, in one job: either all waiting groups, or none.
@@ -145,15 +153,16 @@ class Waiting:
         return groups_to_compress
 
 
-def elements_per_job(model_elements: int, exchange_s: float = 0.0) -> int:
+def elements_per_job(model_elements: int, exchange_s: float = 0.0, always_enough: int = ALWAYS_ENOUGH) -> int:
     """Return the number of elements at which waiting groups stop waiting for further groups, and are compressed.
 
     Args:
         model_elements: number of elements of all the model's tensors.
         exchange_s: predicted seconds of a step's exchange; 0: not known, or only one job may be in flight at a time.
+        always_enough: largest result.
     """
     job_count = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / MIN_JOB_SECONDS)))
-    return min(ALWAYS_ENOUGH, -(-model_elements // job_count))
+    return min(always_enough, -(-model_elements // job_count))
 
 
 def cut(group: ReadyGroup) -> list[ReadyGroup]:

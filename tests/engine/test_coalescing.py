@@ -17,6 +17,7 @@ from gravac.compressors.profile import CODING_BYTES_PER_ELEMENT
 from gravac.engine import coalescing
 from gravac.engine.coalescing import (
     ALWAYS_ENOUGH,
+    ALWAYS_ENOUGH_ON_CPU,
     FEWEST_JOBS,
     MAX_CODING_BYTES,
     MAX_SEGMENT_ELEMENTS,
@@ -39,6 +40,7 @@ def group(*sizes: int) -> ReadyGroup:
 def test_a_small_model_goes_in_parts_and_a_large_one_does_not_wait() -> None:
     assert elements_per_job(1050) == 1050 // FEWEST_JOBS
     assert elements_per_job(1 << 26) == ALWAYS_ENOUGH
+    assert elements_per_job(1 << 26, always_enough=ALWAYS_ENOUGH_ON_CPU) == ALWAYS_ENOUGH_ON_CPU
 
 
 def test_on_a_slow_link_parts_are_smaller_down_to_a_bound() -> None:
@@ -103,7 +105,7 @@ def test_more_goes_together_where_coding_takes_less() -> None:
     waiting, low_rank = Waiting(), powersgd.profile(16.0).coding_bytes_per_element
     assert averager.coding_bytes_per_element(averager.plan(0, 16.0)) == low_rank < CODING_BYTES_PER_ELEMENT
     assert averager.coding_bytes_per_element(averager.plan(0, None)) == CODING_BYTES_PER_ELEMENT
-    for on_cpu, most in ((False, MAX_CODING_BYTES // low_rank), (True, MAX_SEGMENT_ELEMENTS + ALWAYS_ENOUGH)):
+    for on_cpu, most in ((False, MAX_CODING_BYTES // low_rank), (True, MAX_SEGMENT_ELEMENTS + ALWAYS_ENOUGH_ON_CPU)):
         waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
         assert waiting.max_elements == most
     assert (
