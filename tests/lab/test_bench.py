@@ -165,7 +165,7 @@ def test_a_step_is_timed_by_part_beside_fp32_and_fp16(tmp_path: Path, monkeypatc
                 "--turns",
                 "1",
                 "--steps",
-                "1",
+                "4",
                 "--warmup",
                 "1",
                 "--json",

@@ -57,6 +57,7 @@ def time_steps(folder: Path, model_name: str, method_text: str, warmup: int, ste
         dist.barrier()
         timed_steps.append(step())
     exchange.wait_for_exchanges()
+    exchange.decisions()  # waits until the records of steps have come
     coding_s, exchange_s = exchange.phase_seconds()
     running, peak_bytes = exchange.running, peak_resident_bytes()
     exchange.close()
