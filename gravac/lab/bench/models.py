@@ -7,12 +7,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from gravac.lab.tasks.cifar import Bottleneck, convolution
 
 CLASSES = 1000
 """Number of classes of the models for pictures."""
@@ -91,27 +93,9 @@ class WordLSTM(nn.Module):
         return logits
 
 
-class Bottleneck(nn.Module):
-    """A block of ResNet-101: three convolutions beside a shortcut; ``[batch, channels, side, side]``."""
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(
-            *_convolution(channels, width, 1), nn.ReLU(),
-            *_convolution(width, width, 3, stride), nn.ReLU(),
-            *_convolution(width, 4 * width, 1),
-        )  # fmt: skip
-        is_same_shape = stride == 1 and channels == 4 * width
-        self.shortcut = nn.Sequential(*([] if is_same_shape else _convolution(channels, 4 * width, 1, stride)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output: four times ``width`` channels, and a side that ``stride`` divides."""
-        return F.relu(self.branch(x) + self.shortcut(x))
-
-
 def resnet101() -> nn.Module:
     """Return ResNet-101 (He et al. 2016), 44.5 M parameters in 314 tensors, for pictures ``[batch, 3, side, side]``."""
-    layers = [*_convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers = [*convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for stage, block_count in enumerate((3, 4, 23, 3)):
         for block in range(block_count):
@@ -133,11 +117,6 @@ def vgg16() -> nn.Module:
         *layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(),
         nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, CLASSES),
     )  # fmt: skip
-
-
-def _convolution(channels: int, outputs: int, side: int, stride: int = 1) -> Sequence[nn.Module]:
-    """Return a convolution with a square kernel of that side, without bias, and its batch norm."""
-    return nn.Conv2d(channels, outputs, side, stride, side // 2, bias=False), nn.BatchNorm2d(outputs)
 
 
 def _pictures(count: int, side: int) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
