@@ -49,6 +49,8 @@ class AllGather:
 
     Attributes:
         tensors: this rank's tensors, of any shapes; of the same shapes and dtypes on every rank.
+        rows: memory for the result, ``[world, *shape]``, if there is only one tensor, and that is a view of this rank's
+            row; ``None``: new memory.
 
     Example:
         >>> AllGather(torch.zeros(10), torch.zeros(10, dtype=torch.int32)).payload_bytes
@@ -58,9 +60,11 @@ class AllGather:
     """
 
     tensors: tuple[torch.Tensor, ...]
+    rows: torch.Tensor | None
 
-    def __init__(self, *tensors: torch.Tensor) -> None:
+    def __init__(self, *tensors: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         object.__setattr__(self, "tensors", tensors)
+        object.__setattr__(self, "rows", rows)
 
     @property
     def payload_bytes(self) -> int:

@@ -32,6 +32,7 @@ from gravac.candidate import Span
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced
 from gravac.compressors.base import energy
+from gravac.compressors.codes import coding_error
 from gravac.compressors.sparse import as_dense
 from gravac.engine.agreement import gain
 
@@ -85,14 +86,15 @@ def gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.T
 
 
 def error_of(reduced: Reduced, x: torch.Tensor) -> float:
-    """Return the squared error that gain is computed from: ``reduced.error``, or ``‖x - sent‖²`` if that is ``None``.
+    """Return the squared error that gain is computed from: of ``reduced``, or ``‖x - sent‖²`` if it states none.
 
     Args:
         reduced: a rank's result for ``x``.
         x: the rank's gradient, of any shape.
     """
-    error = energy(x.reshape(-1) - as_dense(reduced.sent, x)) if reduced.error is None else reduced.error
-    return float(error)
+    stated_errors = [] if reduced.error is None else [reduced.error]
+    stated_errors += [] if reduced.coded is None else [coding_error([reduced.coded])]
+    return float(sum(stated_errors)) if stated_errors else float(energy(x.reshape(-1) - as_dense(reduced.sent, x)))
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:

@@ -24,6 +24,7 @@ from gravac.averaging.recording import StepRecording, summed
 from gravac.averaging.residuals import Residuals, replace_entries, unsent_rest
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, energy
+from gravac.compressors.codes import coding_error
 from gravac.compressors.dense import Dense, divide, divides_first
 from gravac.compressors.squares import all_finite
 from gravac.exchange.executor import Executor, Job, Round, everywhere
@@ -287,7 +288,7 @@ class Averager:
         generators = [batch.rounds(self._context_of_batch(batch, plan)) for batch in batches]
         checks_group_means = self.residuals.checks_group_means
         one_round = self.one_round(plan) and not self._asks_other_shards
-        outcome = yield from fuse(generators, finite, self.reads, one_round)
+        outcome = yield from fuse(generators, finite, self.reads, one_round, self.rank, self.world)
         finite = torch.zeros((), dtype=torch.bool, device=pieces[0].flat.device) if outcome is None else outcome.finite
         if outcome is not None:
             self._count_energies(batches, outcome.reduced)
@@ -340,12 +341,15 @@ class Averager:
         """Add the energies (squared norms), squared errors and sent elements of batches to the step's measurement."""
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
+        coded_batches = [reduced.coded for reduced in reduced_batches if reduced.coded is not None]
+        if coded_batches:
+            errors.append(coding_error(coded_batches))
         for batch, reduced in zip(batches, reduced_batches, strict=True):
             target = batch.x if reduced.target is None else reduced.target
             energies.append(batch.energy if batch.energy is not None and target is batch.x else energy(target))
             if reduced.error is not None:
                 errors.append(reduced.error)
-            elif reduced.sent is not target:
+            elif reduced.coded is None and reduced.sent is not target:
                 errors.append(unsent_energy(target, energies[-1], reduced.sent))
             if batch.choice.compresses:
                 elements = sum(piece.flat.numel() for piece in batch.pieces)

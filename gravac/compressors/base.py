@@ -22,6 +22,7 @@ import torch
 from gravac.beliefs import CompressorBeliefs, EfficiencyPoints, beliefs_in_force, efficiency_at
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
+from gravac.compressors.codes import CodedNumbers
 from gravac.compressors.draws import Draws
 from gravac.compressors.profile import CostPoints, Profile, coding_at
 from gravac.compressors.sparse import Addend, Selection
@@ -42,9 +43,11 @@ class Reduced:
             subtracts this part from the residual. ``None``: the compressor keeps nothing.
         target: tensor with which the gain compares ``sent``, flat; ``None``: x. Only DGC sets another tensor, its
             velocity.
-        error: ``‖x - sent‖²`` of this rank, 0-d, from which the gain is computed; ``None``: the caller computes the
-            error. If the mean is coded again after the sum, that second error is divided among the ranks, so that it
-            counts once.
+        error: ``‖x - sent‖²`` of this rank, 0-d, from which the gain is computed. If the mean is coded again after the
+            sum, that second error is divided among the ranks, so that it counts once. ``None``: the caller computes
+            the error.
+        coded: numbers and their codes, whose error the caller adds to ``error``; ``None``: ``error`` is complete. The
+            error of several tensors is estimated at once, which takes less time.
     """
 
     mean: torch.Tensor | Addend
@@ -53,6 +56,7 @@ class Reduced:
     aside: torch.Tensor | None = None
     target: torch.Tensor | None = None
     error: torch.Tensor | None = None
+    coded: CodedNumbers | None = None
 
 
 DEFAULT_MAGNITUDES = (2.0**-100, 2.0**100)

@@ -33,7 +33,7 @@ operators compute the same. Decoding looks up the levels of several codes at onc
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,11 +48,11 @@ SCALE_DTYPE = torch.bfloat16
 LONGEST_BLOCK = 128
 """Largest number of numbers per scale; see the bound above."""
 
-PIECE_ELEMENTS = 1 << 18
+PIECE_ELEMENTS = 1 << 19
 """Number of elements that a CPU codes at a time: few enough for its cache, and enough to make calls cheap."""
 
 SAMPLED_ELEMENTS = 1 << 14
-"""Number of elements from which a CPU estimates the error of coding a tensor; smaller tensors have an exact error."""
+"""Number of elements from which a CPU estimates the error of coding some tensors, which together have more."""
 
 ENDS = 32
 """Numbers appended to a piece before it is packed: half have the grid's lowest number, half its highest.
@@ -159,38 +159,62 @@ def encode(x: torch.Tensor, bits: int, block: int, block_count: int) -> torch.Te
     return message
 
 
-def decode_mean(parts: Sequence[Coded], bits: int, block: int, first_block: int, out: torch.Tensor) -> None:
-    """Decode several ranks' codes of some blocks, and write the mean of the ranks' numbers.
+class _Decoder:
+    """Decodes the mean of several ranks' codes, some blocks at a time.
 
-    Numbers are added in the order of ranks, so that all ranks and all devices compute the same bits.
+    Numbers are added in the order of ranks, so that all ranks and all devices compute the same bits. On a CPU, all
+    blocks share the memory for intermediate results: allocating new memory takes as long as decoding.
 
     Args:
         parts: codes to average, at least one; all of as many blocks.
         bits: bits per code, as encoded.
         block: numbers per scale, as encoded.
-        first_block: first block to decode.
-        out: memory for the mean: float32, ``[blocks, block]``, contiguous, overwritten. As many blocks are decoded.
+        blocks_at_once: largest number of blocks that are decoded at a time.
     """
-    ranks, bytes_per_row = len(parts), packed_bytes(block, bits)
-    block_range = slice(first_block, first_block + len(out))
-    byte_range = slice(block_range.start * bytes_per_row, block_range.stop * bytes_per_row)
-    scales = _joined([part.scales[block_range] for part in parts]).float().view(ranks, -1, 1)
-    # 1 / ranks is a factor of the scales only if products stay exact, so that no rounding depends on the processor
-    divides_scales = ranks & (ranks - 1) == 0
-    if divides_scales and ranks > 1:
-        scales *= 1 / ranks
-    packed_by_rank = [part.packed[byte_range] for part in parts]
-    levels_by_rank: Iterable[torch.Tensor] = (_levels(packed, bits) for packed in packed_by_rank)
-    if not out.is_cpu:  # one launch of each kernel for all ranks
-        levels_by_rank = _levels(_joined(packed_by_rank), bits).view(ranks, -1)
-    for rank, rank_levels in enumerate(levels_by_rank):
-        levels = rank_levels.view_as(out)
+
+    def __init__(self, parts: Sequence[Coded], bits: int, block: int, blocks_at_once: int) -> None:
+        self._parts, self._bits, self._bytes_per_block = parts, bits, packed_bytes(block, bits)
+        ranks = len(parts)
+        self._scales = _joined([part.scales for part in parts]).float().view(ranks, -1, 1)
+        # 1 / ranks is a factor of the scales only if products stay exact, so that no rounding depends on the processor
+        self._divides_scales = ranks & (ranks - 1) == 0
+        if self._divides_scales and ranks > 1:
+            self._scales *= 1 / ranks
+        self._is_cpu = parts[0].packed.is_cpu
+        if self._is_cpu:
+            self._lookup = _Lookup.of(bits, blocks_at_once * self._bytes_per_block) if bits < 8 else None
+            self._numbers = self._scales.new_empty(blocks_at_once if ranks > 1 else 0, block)
+
+    def write_mean(self, first_block: int, out: torch.Tensor) -> None:
+        """Decode some blocks, and write the mean of the ranks' numbers.
+
+        Args:
+            first_block: first block to decode.
+            out: memory for the mean: float32, ``[blocks, block]``, contiguous, overwritten. As many blocks are decoded.
+        """
+        blocks = slice(first_block, first_block + len(out))
+        code_bytes = slice(blocks.start * self._bytes_per_block, blocks.stop * self._bytes_per_block)
+        packed_by_rank = [part.packed[code_bytes] for part in self._parts]
+        if self._is_cpu:
+            for rank, packed in enumerate(packed_by_rank):
+                # faster than an operator that converts int8 itself, which takes new memory to do so
+                numbers = self._numbers[: len(out)] if rank else out
+                numbers.copy_(_levels(packed, self._bits, self._lookup).view_as(out))
+                self._add(numbers, rank, blocks, out)
+        else:  # one launch of each kernel for all ranks
+            levels_by_rank = _levels(_joined(packed_by_rank), self._bits).view(-1, *out.shape)
+            for rank, levels in enumerate(levels_by_rank):
+                self._add(levels, rank, blocks, out)
+        if not self._divides_scales:
+            out.mul_(1 / len(self._parts))
+
+    def _add(self, levels: torch.Tensor, rank: int, blocks: slice, out: torch.Tensor) -> None:
+        """Add a rank's numbers to ``out``, which the first rank's numbers overwrite."""
+        scales = self._scales[rank, blocks]
         if rank:
-            out.addcmul_(levels, scales[rank])
+            out.addcmul_(levels, scales)
         else:
-            torch.mul(levels, scales[rank], out=out)
-    if not divides_scales:
-        out.mul_(1 / ranks)
+            torch.mul(levels, scales, out=out)
 
 
 def add_mean(parts: Sequence[Coded], bits: int, block: int, dense: torch.Tensor, alpha: float | None) -> None:
@@ -204,51 +228,94 @@ def add_mean(parts: Sequence[Coded], bits: int, block: int, dense: torch.Tensor,
         alpha: factor of the mean; ``None``: ``dense`` is overwritten with the mean.
     """
     block_count, piece_elements = len(parts[0].scales), _elements_per_piece(dense, block)
+    decoder = _Decoder(parts, bits, block, min(piece_elements // block, block_count))
     writes_directly = alpha is None and dense.dtype == torch.float32 and dense.is_contiguous()
     scratch: torch.Tensor | None = None
     for first_block in range(0, block_count, piece_elements // block):
         target = dense[first_block * block : first_block * block + piece_elements]
         element_count = min(piece_elements, (block_count - first_block) * block)
         if writes_directly and target.numel() == element_count:
-            decode_mean(parts, bits, block, first_block, target.view(-1, block))
+            decoder.write_mean(first_block, target.view(-1, block))
             continue
         if scratch is None:  # all pieces use the same memory: allocating new memory takes as long as decoding
             scratch = dense.new_empty(element_count, dtype=torch.float32)
         numbers = scratch[:element_count]
-        decode_mean(parts, bits, block, first_block, numbers.view(-1, block))
+        decoder.write_mean(first_block, numbers.view(-1, block))
         if alpha is None:
             target.copy_(numbers[: target.numel()])
         else:
             target.add_(numbers[: target.numel()], alpha=alpha)
 
 
-def coding_error(x: torch.Tensor, coded: Coded, bits: int, block: int) -> torch.Tensor:
-    """Return ``‖x - decoded‖²``, 0-d, float64; of a large tensor on a CPU, an estimate from a sample of blocks.
+class CodedNumbers(NamedTuple):
+    """Numbers and their codes, to compute the error of coding them.
 
-    A block is sampled in proportion to its squared scale, and so about to its share of the error. Blocks of zeros are
-    never sampled.
-
-    Args:
+    Attributes:
         x: the numbers that were coded: float32, flat, finite.
         coded: their codes.
         bits: bits per code.
         block: numbers per scale.
     """
-    block_count, sample_size = x.numel() // block, SAMPLED_ELEMENTS // block
-    if block_count <= sample_size or not x.is_cpu:
-        decoded = x.new_empty(len(coded.scales) * block)
-        decode_mean([coded], bits, block, 0, decoded.view(-1, block))
-        return energy(torch.sub(x, decoded[: x.numel()]))
+
+    x: torch.Tensor
+    coded: Coded
+    bits: int
+    block: int
+
+    @property
+    def error(self) -> torch.Tensor:
+        """``‖x - decoded‖²``, 0-d, float64."""
+        block_count = len(self.coded.scales)
+        decoded = self.x.new_empty(block_count, self.block)
+        _Decoder([self.coded], self.bits, self.block, block_count).write_mean(0, decoded)
+        return energy(torch.sub(self.x, decoded.view(-1)[: self.x.numel()]))
+
+
+def coding_error(tensors: Sequence[CodedNumbers]) -> torch.Tensor:
+    """Return ``‖x - decoded‖²`` summed over some tensors, 0-d, float64; of many numbers on a CPU, an estimate.
+
+    Args:
+        tensors: at least one; all on one device.
+    """
+    alike: dict[tuple[int, int], list[CodedNumbers]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.bits, tensor.block), []).append(tensor)
+    errors: list[torch.Tensor] = []
+    for same_coding in alike.values():
+        is_large = sum(tensor.x.numel() for tensor in same_coding) > SAMPLED_ELEMENTS
+        is_estimated = is_large and same_coding[0].x.is_cpu
+        errors += [_estimated_error(same_coding)] if is_estimated else [tensor.error for tensor in same_coding]
+    return errors[0] if len(errors) == 1 else torch.stack(errors).sum()
+
+
+def _estimated_error(tensors: Sequence[CodedNumbers]) -> torch.Tensor:
+    """Return ``‖x - decoded‖²`` of tensors on a CPU, all of one coding, estimated from a sample of their blocks.
+
+    A block is sampled in proportion to its squared scale, and so about to its share of the error. Blocks of zeros and
+    partial blocks are never sampled.
+    """
     # numpy, since torch takes several times as long for operations on few numbers
-    scales = coded.scales.float().numpy()
-    cumulative = np.cumsum(np.square(scales[:block_count], dtype=np.float64))
+    bits, block = tensors[0].bits, tensors[0].block
+    scales = _joined([tensor.coded.scales for tensor in tensors]).float().numpy()
+    ends = np.cumsum([len(tensor.coded.scales) for tensor in tensors])
+    squares = np.square(scales, dtype=np.float64)
+    total = squares.sum()
+    squares[ends[[tensor.x.numel() % block > 0 for tensor in tensors]] - 1] = 0
+    cumulative = np.cumsum(squares)
+    sample_size = SAMPLED_ELEMENTS // block
     chosen = np.searchsorted(cumulative, np.arange(0.5, sample_size) / sample_size * cumulative[-1])
-    packed = coded.packed.numpy().reshape(-1, packed_bytes(block, bits))[chosen]
-    lost = _levels(torch.from_numpy(packed).view(-1), bits).numpy().reshape(-1, block).astype(np.float32)
+    bounds = [0, *np.searchsorted(chosen, ends)]
+    packed, numbers = [], []
+    for index, tensor in enumerate(tensors):
+        rows = chosen[bounds[index] : bounds[index + 1]] - (ends[index] - len(tensor.coded.scales))
+        if len(rows):
+            whole_blocks = tensor.x.numel() // block
+            packed.append(tensor.coded.packed.numpy().reshape(-1, packed_bytes(block, bits))[rows])
+            numbers.append(tensor.x.numpy()[: whole_blocks * block].reshape(-1, block)[rows])
+    levels = _levels(torch.from_numpy(np.concatenate(packed).reshape(-1)), bits).numpy().reshape(-1, block)
     inverse = 1 / np.maximum(scales[chosen, None], np.finfo(np.float32).tiny)
-    lost -= x.numpy()[: block_count * block].reshape(-1, block)[chosen] * inverse
-    error = np.square(lost).sum() / sample_size * np.square(scales, dtype=np.float64).sum()
-    return torch.tensor(error, dtype=torch.float64, device="cpu")
+    lost = levels - np.concatenate(numbers) * inverse
+    return torch.tensor(np.square(lost).sum() / sample_size * total, dtype=torch.float64, device="cpu")
 
 
 def rows_of(x: torch.Tensor, block: int) -> torch.Tensor:
@@ -290,19 +357,21 @@ def _encode_piece(
         torch.mul(rows, _inverse(scales).mul_(1 / threshold), out=numbers).clamp_(-GRID_ENDS[bits], GRID_ENDS[bits])
         _pack(scratch[0], bits, packed)
     elif bits == 4:
-        _store_largest(torch.abs(rows, out=numbers), bits, scales)
+        _store_largest(rows, bits, scales)
         # up to 6 scales, two become one step of the grid; beyond, eight
         torch.mul(rows, _inverse(scales).mul_(0.125), out=numbers)
         numbers.add_(torch.clamp(numbers, -0.75, 0.75, out=scratch[1, :-ENDS].view_as(rows)), alpha=3)
         _pack(scratch[0], bits, packed)
     else:
-        _store_largest(torch.abs(rows, out=numbers), bits, scales)
+        _store_largest(rows, bits, scales)
         packed.view(torch.int8).view_as(rows).copy_(torch.mul(rows, _inverse(scales), out=numbers).round_())
 
 
-def _store_largest(magnitudes: torch.Tensor, bits: int, scales: torch.Tensor) -> None:
+def _store_largest(rows: torch.Tensor, bits: int, scales: torch.Tensor) -> None:
     """Store each row's largest magnitude / the largest level in ``scales``, rounded up, so that no number is larger."""
-    scales.copy_(magnitudes.amax(1).mul_((1 + 2.0**-8) / LEVELS[bits][-1]))
+    # on a CPU, no magnitudes are stored, so that the numbers stay in the cache
+    largest = torch.maximum(rows.amax(1).abs_(), rows.amin(1).abs_()) if rows.is_cpu else rows.abs().amax(1)
+    scales.copy_(largest.mul_((1 + 2.0**-8) / LEVELS[bits][-1]))
 
 
 def _pack(scratch: torch.Tensor, bits: int, packed: torch.Tensor) -> None:
@@ -346,9 +415,37 @@ def _pack_signs(rows: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.packbits(np.greater_equal(rows.numpy(), 0).reshape(-1), bitorder="little"))
 
 
-def _levels(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the levels of packed codes: int8, flat; ``packed`` is uint8, flat, aligned to 2 bytes."""
+class _Lookup(NamedTuple):
+    """A CPU's memory for looking up levels.
+
+    Attributes:
+        values: packed codes whose levels are looked up at once: int32, flat.
+        levels: the levels of ``values``, several int8 in each number; flat.
+    """
+
+    values: torch.Tensor
+    levels: torch.Tensor
+
+    @classmethod
+    def of(cls, bits: int, byte_count: int) -> "_Lookup":
+        """Return memory to look up the levels of at most ``byte_count`` bytes of packed codes."""
+        table = _table_of_levels(bits, torch.device("cpu"))
+        value_count = byte_count // _PACKED_DTYPES[bits].itemsize
+        return cls(table.new_empty(value_count, dtype=torch.int32), table.new_empty(value_count))
+
+
+def _levels(packed: torch.Tensor, bits: int, lookup: _Lookup | None = None) -> torch.Tensor:
+    """Return the levels of packed codes: int8, flat.
+
+    Args:
+        packed: packed codes: uint8, flat, aligned to 2 bytes.
+        bits: bits per code.
+        lookup: memory for the result, which the next call overwrites; ``None``: new memory.
+    """
     if bits == 8:
         return packed.view(torch.int8)
-    values = packed.view(_PACKED_DTYPES[bits]).int()
-    return _table_of_levels(bits, packed.device).index_select(0, values).view(torch.int8)
+    values, table = packed.view(_PACKED_DTYPES[bits]), _table_of_levels(bits, packed.device)
+    if lookup is None:
+        return table.index_select(0, values.int()).view(torch.int8)
+    indices, levels = lookup.values[: values.numel()].copy_(values), lookup.levels[: values.numel()]
+    return torch.index_select(table, 0, indices, out=levels).view(torch.int8)

@@ -22,7 +22,15 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.codes import BITS, LONGEST_BLOCK, bytes_per_block, coding_error, encode, rows_of, split
+from gravac.compressors.codes import (
+    BITS,
+    LONGEST_BLOCK,
+    CodedNumbers,
+    bytes_per_block,
+    encode,
+    rows_of,
+    split,
+)
 from gravac.compressors.draws import Draws
 from gravac.compressors.messages import Messages, encode_messages
 from gravac.compressors.profile import CostPoints, Profile
@@ -130,7 +138,7 @@ class Quantize(Compressor):
         shards = 1 if self.gathers(ctx.world) else ctx.world
         rotated_x = self._rotate_if_set(x, ctx)
         message, coded = encode_messages(rotated_x, bits, self.block, shards)
-        error = coding_error(rotated_x, coded, bits, self.block)
+        mean_error_energy: torch.Tensor | None = None
         sent = self._wrap_messages(message.unsqueeze(1), bits)
         unsent_aside: torch.Tensor | None = None
         if self.gathers(ctx.world):
@@ -153,7 +161,7 @@ class Quantize(Compressor):
             mean_error = (coded_mean - exact_mean).mul_(ctx.world)
             # of the last shard, the zeros that fill it up do not count
             elements_from_shard_on = max(0, rotated_x.numel() - ctx.rank * mean_error.numel())
-            error = error + energy(mean_error[:elements_from_shard_on]) / ctx.world
+            mean_error_energy = energy(mean_error[:elements_from_shard_on]) / ctx.world
             if ctx.error_feedback:
                 new_error = corrected_mean - coded_mean
                 kept_error = new_error if ctx.error_feedback == 1 else new_error.mul_(ctx.error_feedback)
@@ -165,7 +173,8 @@ class Quantize(Compressor):
             self._in_coordinates_of_x(sent, x, ctx),
             32 / bits,
             aside=unsent_aside,
-            error=error,
+            error=mean_error_energy,
+            coded=CodedNumbers(rotated_x, coded, bits, self.block),
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
@@ -180,7 +189,7 @@ class Quantize(Compressor):
     def _error_of(self, x: torch.Tensor, bits: int) -> torch.Tensor:
         """Return the squared error, 0-d, of coding flat float32 numbers."""
         message = encode(x, bits, self.block, -(-x.numel() // self.block))
-        return coding_error(x, split(message, self.block, bits), bits, self.block)
+        return CodedNumbers(x, split(message, self.block, bits), bits, self.block).error
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Return the shape that the stored error of coding the mean should have; ``""`` if it has that shape."""

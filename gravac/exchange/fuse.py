@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joins the collectives of many tensors: the tensors' i-th collectives become one collective per kind and dtype.
 
+With two ranks, tensors to be summed are gathered instead, if others are gathered: that sends as many bytes.
+
 The first of these collectives also contains a flag, which a rank sets if one of its gradients is not finite. If a rank
 set the flag, the ranks exchange nothing more of these tensors. If the host must not read the flag, the exchange
 continues instead, and the device uses ``Outcome.finite``.
@@ -54,6 +56,8 @@ def fuse(
     finite: Finite = None,
     reads: Reads = AT_ONCE,
     one_round: bool = False,
+    rank: int = 0,
+    world: int | None = None,
 ) -> Job[Outcome[T] | None]:
     """Run several tensors' generators of collectives together, with one collective for each kind and dtype.
 
@@ -70,6 +74,8 @@ def fuse(
         reads: when the host may read the flag. If it must not, all generators run to their ends, even if a rank set the
             flag.
         one_round: whether each generator yields only once.
+        rank: number of this rank.
+        world: number of ranks; ``None``: not known.
 
     Returns:
         ``Outcome`` with the return value of each generator; ``None`` if the host has read that a rank set the flag.
@@ -106,7 +112,8 @@ def fuse(
     if requests:
         requests[FLAG] = _flag(list(requests.values()), finite)
     while requests:
-        joined_collectives, splits = zip(*map(_joined, _groups(requests)), strict=True)
+        joined = [_joined(group, rank, world) for group in _groups(requests, world)]
+        joined_collectives, splits = zip(*joined, strict=True)
         joined_results = yield Round(joined_collectives, last=one_round)
         requests.clear()
         result_by_position: dict[int, Any] = {}
@@ -169,7 +176,7 @@ def _flag_tensor(finite: Finite, like: torch.Tensor, dtype: torch.dtype, shape: 
     """Return a tensor of a shape and dtype, on the device of ``like``, filled with 0 if ``finite``, else with 1."""
     if finite is None:
         return torch.zeros(shape, dtype=dtype, device=like.device)
-    return (~finite).to(dtype).expand(shape)
+    return (~finite).to(dtype).view(1).expand(shape)
 
 
 def _flags_are_zero(flags_result: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
@@ -178,29 +185,33 @@ def _flags_are_zero(flags_result: torch.Tensor | tuple[torch.Tensor]) -> torch.T
     return (flags == 0).view(()) if flags.numel() == 1 else (flags == 0).all()
 
 
-def _groups(requests: dict[int, Collective]) -> list[dict[int, Collective]]:
+def _groups(requests: dict[int, Collective], world: int | None) -> list[dict[int, Collective]]:
     """Divide collectives into groups, each of which is run as a single collective.
 
     There is a group of all-reduces for each dtype, a group of all all-gathers, a group of all all-to-alls, and a group
-    of broadcasts for each root.
+    of broadcasts for each root. With two ranks, all-reduces join the all-gathers, if there are any.
 
     Args:
         requests: each generator's collective, by the generator's position, and the flag's collective, by ``FLAG``.
+        world: number of ranks; ``None``: not known.
     """
+    gathers_sums = world == 2 and any(isinstance(collective, AllGather) for collective in requests.values())
     groups: dict[tuple[int, Any], dict[int, Collective]] = {}
     for position, collective in requests.items():
         key: tuple[int, Any] = (KINDS.index(type(collective)), None)
         if isinstance(collective, AllReduce):
-            key = (key[0], collective.tensor.dtype)
+            key = (KINDS.index(AllGather), None) if gathers_sums else (key[0], collective.tensor.dtype)
         elif isinstance(collective, Broadcast):
             key = (key[0], collective.root)
         groups.setdefault(key, {})[position] = collective
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
-def _joined(requests: dict[int, Collective]) -> tuple[Collective, Split]:
+def _joined(requests: dict[int, Collective], rank: int, world: int | None) -> tuple[Collective, Split]:
     """Return the single collective of a group, and the function that splits its result."""
-    return _joined_sum(requests) if isinstance(next(iter(requests.values())), AllReduce) else _joined_rows(requests)
+    if all(isinstance(request, AllReduce) for request in requests.values()):
+        return _joined_sum(requests)
+    return _joined_rows(requests, rank, world)
 
 
 def _joined_sum(requests: dict[int, Collective]) -> tuple[Collective, Split]:
@@ -216,13 +227,13 @@ def _joined_sum(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     return AllReduce(torch.cat([tensor.reshape(-1) for tensor in tensors])), split
 
 
-def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
+def _joined_rows(requests: dict[int, Collective], rank: int, world: int | None) -> tuple[Collective, Split]:
     """Join all-gathers, all-to-alls, or broadcasts from one root, of any dtypes, to a single collective of bytes.
 
     An all-gather and a broadcast send one row of bytes, an all-to-all sends row r to rank r. A row has the bytes of all
-    tensors, the widest dtype first, for alignment.
+    tensors, the widest dtype first, for alignment. All-reduces among all-gathers are gathered, and their rows summed.
     """
-    first_request = next(iter(requests.values()))
+    first_request = next(request for request in requests.values() if not isinstance(request, AllReduce))
     is_all_to_all = isinstance(first_request, AllToAll)
     tensor_by_key = {
         (position, index): tensor
@@ -235,7 +246,7 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     byte_rows = [tensor.contiguous().view(row_count, -1).view(torch.uint8) for tensor in tensors]
     sizes = [byte_row.shape[1] for byte_row in byte_rows]
     padding = -sum(sizes) % ALIGNMENT
-    joined_rows = torch.cat([*byte_rows, byte_rows[0].new_zeros(row_count, padding)], dim=1)
+    byte_rows.append(byte_rows[0].new_zeros(row_count, padding))
 
     def split(result: Any) -> dict[int, Any]:
         rows = result[0] if isinstance(result, tuple) else result if is_all_to_all else result.unsqueeze(0)
@@ -249,10 +260,17 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
             )
             if isinstance(request, AllGather):
                 results[position] = received
+            elif isinstance(request, AllReduce):
+                results[position] = received[0][0] + received[0][1]
             else:
                 results[position] = received[0] if is_all_to_all else received[0][0]
         return results
 
+    if isinstance(first_request, AllGather) and world is not None:  # no copy of this rank's row is needed
+        all_rows = byte_rows[0].new_empty(world, sum(sizes) + padding)
+        torch.cat(byte_rows, dim=1, out=all_rows[rank : rank + 1])
+        return AllGather(all_rows[rank], rows=all_rows), split
+    joined_rows = torch.cat(byte_rows, dim=1)
     if isinstance(first_request, Broadcast):
         return Broadcast(joined_rows[0], first_request.root), split
     return AllToAll(joined_rows) if is_all_to_all else AllGather(joined_rows[0]), split

@@ -252,30 +252,28 @@ class GroupTransport:
                 dist.all_to_all_single(received_rows, outgoing_rows, group=self.group, async_op=True)
             ], received_rows
         (sent_row,) = request.tensors  # ``fuse`` joins all gathered tensors to one tensor of bytes
-        received_rows = sent_row.new_empty(self.world, sent_row.numel())
+        received_rows = sent_row.new_empty(self.world, sent_row.numel()) if request.rows is None else request.rows
         if self._pairwise:
-            return self._swap([sent_row] * self.world, received_rows), (received_rows,)
+            return self._swap([sent_row] * self.world, received_rows, request.rows is not None), (received_rows,)
         return [_all_gather_flat(received_rows.view(-1), sent_row, group=self.group, async_op=True)], (received_rows,)
 
-    def _swap(self, outgoing_rows: list[torch.Tensor], received_rows: torch.Tensor) -> list[Any]:
+    def _swap(
+        self, outgoing_rows: list[torch.Tensor], received_rows: torch.Tensor, has_own_row: bool = False
+    ) -> list[Any]:
         """Start to send ``outgoing_rows[r]`` to rank r, and receive ``received_rows[r]``; return handles to wait for.
+
+        This rank's own row is copied, unless ``has_own_row``: ``received_rows`` has the row already.
 
         Every receive is posted before the first send. gloo's own all-gather posts the sends first. A receiver's "ready"
         message then queues behind the bytes that the receiver itself sends. On a slow link, the two directions take
         turns in that case, instead of working at the same time.
         """
         self._swap_count += 1
-        received_rows[self.rank].copy_(outgoing_rows[self.rank])
-        global_ranks = dist.get_process_group_ranks(self.group)
+        if not has_own_row:
+            received_rows[self.rank].copy_(outgoing_rows[self.rank])
         tag, other_rank_count = self._swap_count, self.world - 1
-        receives = [
-            dist.irecv(received_rows[rank], global_ranks[rank], group=self.group, tag=tag)
-            for rank in self._swap_peers[:other_rank_count]
-        ]
-        sends = [
-            dist.isend(outgoing_rows[rank], global_ranks[rank], group=self.group, tag=tag)
-            for rank in self._swap_peers[other_rank_count:]
-        ]
+        receives = [self.group.recv([received_rows[rank]], rank, tag) for rank in self._swap_peers[:other_rank_count]]
+        sends = [self.group.send([outgoing_rows[rank]], rank, tag) for rank in self._swap_peers[other_rank_count:]]
         return receives + sends
 
 

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.compressors import codes, rotation
-from gravac.compressors.codes import BITS, LEVELS, PIECE_ELEMENTS, Coded, add_mean, coding_error, encode, split
+from gravac.compressors.codes import (
+    BITS,
+    LEVELS,
+    PIECE_ELEMENTS,
+    SAMPLED_ELEMENTS,
+    Coded,
+    CodedNumbers,
+    add_mean,
+    coding_error,
+    encode,
+    split,
+)
 from gravac.compressors.draws import Draws
 from gravac.compressors.messages import Messages, encode_messages
 from gravac.compressors.packing import SUPPORTED_BITS, pack, pack_into, packed_bytes, unpack
@@ -160,23 +171,47 @@ def test_torch_has_the_kernels() -> None:
     assert all(codes._kernel(bits) for bits in (2, 4))
 
 
+def error_of(xs: list[torch.Tensor], bits: int, block: int = 128) -> float:
+    return float(coding_error([CodedNumbers(x, coded(x, bits, block), bits, block) for x in xs]))
+
+
+def exact_error_of(xs: list[torch.Tensor], bits: int, block: int = 128) -> float:
+    decoded_xs = [decoded([coded(x, bits, block)], bits, x.numel(), block) for x in xs]
+    return sum(float((x.double() - known).square().sum()) for x, known in zip(xs, decoded_xs, strict=True))
+
+
 @every_width
-@pytest.mark.parametrize("count", [1, 127, 128, 2000])
-def test_the_error_of_a_small_tensor_is_exact(bits: int, count: int) -> None:
-    x = randn(count, tail=1.0)
-    exact = (x.double() - decoded([coded(x, bits)], bits, count)).square().sum()
-    assert float(coding_error(x, coded(x, bits), bits, 128)) == pytest.approx(float(exact), rel=1e-5, abs=1e-12)
+@pytest.mark.parametrize("counts", [[1], [127, 128], [2000, SAMPLED_ELEMENTS - 2000]])
+def test_the_error_of_few_numbers_is_exact(bits: int, counts: list[int]) -> None:
+    xs = [randn(count, seed=count, tail=1.0) for count in counts]
+    assert error_of(xs, bits) == pytest.approx(exact_error_of(xs, bits), rel=1e-5, abs=1e-12)
 
 
 @every_width
 @pytest.mark.parametrize("share", [1.0, 0.003])
-def test_the_error_of_a_large_tensor_is_estimated_also_if_few_blocks_are_not_zero(bits: int, share: float) -> None:
+def test_the_error_of_many_numbers_is_estimated_also_if_few_blocks_are_not_zero(bits: int, share: float) -> None:
     x = randn(1 << 19, tail=1.0).view(-1, 128)
     x *= torch.logspace(-3, 0, len(x)).unsqueeze(1)
     x[torch.randperm(len(x), generator=torch.Generator().manual_seed(1))[int(share * len(x)) :]] = 0
     x = x.view(-1)
-    exact = (x.double() - decoded([coded(x, bits)], bits, x.numel())).square().sum()
-    assert float(coding_error(x, coded(x, bits), bits, 128)) == pytest.approx(float(exact), rel=0.15)
+    assert error_of([x], bits) == pytest.approx(exact_error_of([x], bits), rel=0.15)
+
+
+@every_width
+@pytest.mark.parametrize("block", [16, 128])
+def test_the_error_of_many_tensors_is_estimated_together(bits: int, block: int) -> None:
+    """Also if most have a partial block at their end, some have none that is whole, and some are zero."""
+    counts = [100_000, 5, block - 1, 3 * block, *(10 * block + 100 for _ in range(90))]
+    xs = [randn(count, seed) * 10.0 ** (seed % 3) for seed, count in enumerate(counts)]
+    xs += [torch.zeros(1000)]
+    assert error_of(xs, bits, block) == pytest.approx(exact_error_of(xs, bits, block), rel=0.15)
+
+
+def test_the_error_of_tensors_of_different_codings_is_that_of_each() -> None:
+    xs = [randn(40_000, seed) for seed in range(3)]
+    tensors = [CodedNumbers(x, coded(x, bits), bits, 128) for x, bits in zip(xs, [4, 2, 4], strict=True)]
+    expected = error_of([xs[0], xs[2]], 4) + error_of([xs[1]], 2)
+    assert float(coding_error(tensors)) == pytest.approx(expected)
 
 
 @every_width

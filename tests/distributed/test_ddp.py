@@ -147,13 +147,13 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> Booked:
     compressor.attach(ddp, optimizer)
     at_attach = flight_recorder.newest()
     compressor._engine.executor.transport._pairwise = pairwise
-    isend, swapped = dist.isend, []
+    send, swapped = dist.ProcessGroup.send, []
 
-    def counting(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        swapped.append(tensor.numel() * tensor.element_size())
-        return isend(tensor, *args, **options)
+    def counting(group: dist.ProcessGroup, tensors: list[torch.Tensor], *args: Any) -> Any:
+        swapped.extend(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return send(group, tensors, *args)
 
-    with mock.patch.object(dist, "isend", counting):
+    with mock.patch.object(dist.ProcessGroup, "send", counting):
         train(ddp, optimizer, rank, range(10))
         compressor.state_dict()
     kinds = {"gather": AllGather, "all_to_all": AllToAll, "broadcast": Broadcast, "all_reduce": AllReduce}
