@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger, tensors_of
 from gravac.compressors import Context, Reduced, Rounds, dense, topk
+from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import Outcome, fuse
 
@@ -33,6 +34,38 @@ def test_tensors_of_one_kind_travel_as_one() -> None:
     # 3 floats and the flag; 4 + 200 values, 4 one-byte and 200 two-byte indices, padded to 8
     assert ledgers[0].payload_bytes == 16 + 1224
     assert ledgers[0].wire_bytes == 16 + 1224
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["sum", "half", "gather"]), st.integers(1, 40)), min_size=1, max_size=6),
+    st.integers(0, 2**31),
+)
+def test_two_ranks_gather_sums_with_what_is_gathered_anyway(kinds: list[tuple[str, int]], seed: int) -> None:
+    """As many bytes, and the same bits, in one collective; as on any number of ranks, no copy of a rank's own row."""
+    generator = torch.Generator().manual_seed(seed)
+    xs = [[torch.randn(n, generator=generator) for _, n in kinds] for _ in range(2)]
+    bases = {"sum": (dense, 1.0), "half": (dense(dtype="float16"), 2.0), "gather": (topk, 3.0)}
+
+    def ranks(knows_world: bool, ledgers: list[Ledger]) -> Outcome[Reduced]:
+        jobs = []
+        for rank in range(2):
+            rounds = [
+                base.rounds(x, cf, Context(str(index), rank=rank, world=2))
+                for index, (x, (base, cf)) in enumerate(zip(xs[rank], [bases[kind] for kind, _ in kinds], strict=True))
+            ]
+            jobs.append(fuse(rounds, rank=rank, world=2 if knows_world else None))
+        first, second = memory.run(jobs, ledgers)
+        assert first is not None
+        assert second is not None
+        return first
+
+    known, unknown = [Ledger(2), Ledger(2)], [Ledger(2), Ledger(2)]
+    together, apart = ranks(True, known), ranks(False, unknown)
+    for one, other, x in zip(together.reduced, apart.reduced, xs[0], strict=True):
+        assert torch.equal(as_dense(one.mean, x), as_dense(other.mean, x))
+    gathers = any(kind == "gather" for kind, _ in kinds)
+    assert not gathers or known[0].calls == {"AllGather": 1}
+    assert known[0].wire_bytes <= unknown[0].wire_bytes + 8  # rows of bytes are padded to 8
 
 
 def test_the_flag_of_one_rank_stops_all() -> None:
