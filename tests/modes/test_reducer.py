@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -541,6 +542,29 @@ class TestRenewed:
         ddp(X).sum().backward()
         assert len(ddp.reducer.get_backward_stats()) == len([*ddp.parameters()])
         assert reducer.has_averaged() and hooked
+
+    def test_the_old_buckets_are_freed_before_there_are_new_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ddp = DistributedDataParallel(Plain())
+        reducer = Reducer(ddp)
+        buffers: list[weakref.ref[torch.Tensor]] = []
+
+        def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            buffers.append(weakref.ref(bucket.buffer()))
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        make_reducer, freed = ddp._ddp_init_helper, []
+
+        def observed(*arguments: Any) -> None:
+            freed.extend(buffer() is None for buffer in buffers)
+            make_reducer(*arguments)
+
+        monkeypatch.setattr(ddp, "_ddp_init_helper", observed)
+        reducer.register_hook(hook)
+        ddp(X).sum().backward()
+        reducer.renew()
+        assert freed and all(freed)
 
     def test_a_parameter_with_a_new_name(self) -> None:
         ddp = DistributedDataParallel(Plain())
