@@ -106,9 +106,9 @@ def fuse(
     if requests:
         requests[FLAG] = _flag(list(requests.values()), finite)
     while requests:
-        joined_collectives, splits = zip(*map(_joined, _groups(requests)), strict=True)
-        joined_results = yield Round(joined_collectives, last=one_round)
-        requests.clear()
+        splits: list[Split] = []
+        # nothing here refers to a collective in flight, so that its tensors are freed as early as possible
+        joined_results = yield Round(_take_joined(requests, splits), last=one_round)
         result_by_position: dict[int, Any] = {}
         for split, joined_result in zip(splits, joined_results, strict=True):
             result_by_position |= split(joined_result)
@@ -118,8 +118,9 @@ def fuse(
                 for generator in rounds:
                     generator.close()
                 return None
-        for position, result in result_by_position.items():
-            advance(position, result)
+        del joined_results
+        for position in [*result_by_position]:
+            advance(position, result_by_position.pop(position))
     return Outcome([reduced[position] for position in range(len(rounds))], all_finite)
 
 
@@ -198,6 +199,22 @@ def _groups(requests: dict[int, Collective]) -> list[dict[int, Collective]]:
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
+def _take_joined(requests: dict[int, Collective], splits: list[Split]) -> list[Collective]:
+    """Return the single collective of each group, and clear ``requests``.
+
+    Args:
+        requests: each generator's collective, by the generator's position, and the flag's collective, by ``FLAG``.
+        splits: output: for each collective, the function that splits its result is appended.
+    """
+    joined_collectives = []
+    for group in _groups(requests):
+        joined_collective, split = _joined(group)
+        joined_collectives.append(joined_collective)
+        splits.append(split)
+    requests.clear()
+    return joined_collectives
+
+
 def _joined(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     """Return the single collective of a group, and the function that splits its result."""
     return _joined_sum(requests) if isinstance(next(iter(requests.values())), AllReduce) else _joined_rows(requests)
@@ -205,13 +222,13 @@ def _joined(requests: dict[int, Collective]) -> tuple[Collective, Split]:
 
 def _joined_sum(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     """Join all-reduces of one dtype: their tensors, one after the other in a flat tensor."""
+    positions = [*requests]
     tensors = [tensor for request in requests.values() for tensor in tensors_of(request)]
+    shapes = [tensor.shape for tensor in tensors]
 
     def split(result: torch.Tensor) -> dict[int, Any]:
-        parts = torch.split(result, [tensor.numel() for tensor in tensors])
-        return {
-            position: part.view(tensor.shape) for position, part, tensor in zip(requests, parts, tensors, strict=True)
-        }
+        parts = torch.split(result, [shape.numel() for shape in shapes])
+        return {position: part.view(shape) for position, part, shape in zip(positions, parts, shapes, strict=True)}
 
     return AllReduce(torch.cat([tensor.reshape(-1) for tensor in tensors])), split
 
@@ -223,7 +240,7 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     tensors, the widest dtype first, for alignment.
     """
     first_request = next(iter(requests.values()))
-    is_all_to_all = isinstance(first_request, AllToAll)
+    is_all_to_all, is_all_gather = isinstance(first_request, AllToAll), isinstance(first_request, AllGather)
     tensor_by_key = {
         (position, index): tensor
         for position, request in requests.items()
@@ -231,6 +248,11 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     }
     keys = sorted(tensor_by_key, key=lambda key: -tensor_by_key[key].element_size())
     tensors = [tensor_by_key[key] for key in keys]
+    form_by_key = {
+        key: (tensor.shape[1:] if is_all_to_all else tensor.shape, tensor.dtype)
+        for key, tensor in tensor_by_key.items()
+    }
+    tensor_counts = {position: len(tensors_of(request)) for position, request in requests.items()}
     row_count = len(tensors[0]) if is_all_to_all else 1
     byte_rows = [tensor.contiguous().view(row_count, -1).view(torch.uint8) for tensor in tensors]
     sizes = [byte_row.shape[1] for byte_row in byte_rows]
@@ -242,12 +264,11 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
         parts = torch.split(rows, [*sizes, padding], dim=1)
         part_by_key = dict(zip(keys, parts[:-1], strict=True))
         results: dict[int, Any] = {}
-        for position, request in requests.items():
+        for position, tensor_count in tensor_counts.items():
             received = tuple(
-                _viewed(part_by_key[position, index], tensor, tensor.shape[1:] if is_all_to_all else tensor.shape)
-                for index, tensor in enumerate(tensors_of(request))
+                _viewed(part_by_key[position, index], *form_by_key[position, index]) for index in range(tensor_count)
             )
-            if isinstance(request, AllGather):
+            if is_all_gather:
                 results[position] = received
             else:
                 results[position] = received[0] if is_all_to_all else received[0][0]
@@ -258,7 +279,7 @@ def _joined_rows(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     return AllToAll(joined_rows) if is_all_to_all else AllGather(joined_rows[0]), split
 
 
-def _viewed(byte_rows: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return rows of bytes, ``[rows, bytes]``, as tensors of a shape, ``[rows, *shape]``, in the dtype of ``like``."""
-    rows = byte_rows.view(like.dtype) if byte_rows.shape[1] else like.new_empty(len(byte_rows), 0)
+def _viewed(byte_rows: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return rows of bytes, ``[rows, bytes]``, as tensors of a shape and dtype, ``[rows, *shape]``."""
+    rows = byte_rows.view(dtype) if byte_rows.shape[1] else byte_rows.new_empty(len(byte_rows), 0, dtype=dtype)
     return rows.view(len(byte_rows), *shape)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -546,10 +547,10 @@ class TestRenewed:
     def test_the_old_buckets_are_freed_before_there_are_new_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ddp = DistributedDataParallel(Plain())
         reducer = Reducer(ddp)
-        buffers: list[weakref.ref[torch.Tensor]] = []
+        buffers: list[StorageWeakRef] = []
 
         def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-            buffers.append(weakref.ref(bucket.buffer()))
+            buffers.append(StorageWeakRef(bucket.buffer().untyped_storage()))
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             future.set_result(bucket.buffer())
             return future
@@ -557,7 +558,7 @@ class TestRenewed:
         make_reducer, freed = ddp._ddp_init_helper, []
 
         def observed(*arguments: Any) -> None:
-            freed.extend(buffer() is None for buffer in buffers)
+            freed.extend(buffer.expired() for buffer in buffers)
             make_reducer(*arguments)
 
         monkeypatch.setattr(ddp, "_ddp_init_helper", observed)

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a trial of a compressor held is freed when the trial has ended: residuals, compressors' memory, DDP's buckets."""
+"""What a trial of a compressor held is freed when it has ended: residuals, the compressor's memory, DDP's buckets."""
 
 import gc
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gravac.compressors import ladder, powersgd, quantize
 from gravac.compressors.ladder import wire_ratio
@@ -22,11 +22,12 @@ LOW_RANK, FOUR_BITS = (
     for compressor in (powersgd(8), quantize(4))
 )
 
-Refs = list["weakref.ref[torch.Tensor]"]
+Refs = list[StorageWeakRef]
+"""Weak references to the memory of tensors."""
 
 
 def alive(refs: Refs) -> int:
-    return sum(ref() is not None for ref in refs)
+    return sum(not ref.expired() for ref in refs)
 
 
 def held_after_trials(rank: int, world: int) -> dict[str, Any]:
@@ -42,13 +43,13 @@ def held_after_trials(rank: int, world: int) -> dict[str, Any]:
     average_bucket = source.hook
 
     def hook(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        buckets.append(weakref.ref(bucket.buffer()))
+        buckets.append(StorageWeakRef(bucket.buffer().untyped_storage()))
         return average_bucket(bucket)
 
     source.hook = hook
 
     def refs_of(tensors: Iterable[torch.Tensor]) -> Refs:
-        return [weakref.ref(tensor) for tensor in tensors]
+        return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
 
     def stored_tensors() -> dict[str, int]:
         compressor._engine.drain()
