@@ -58,12 +58,12 @@ class Messages(Addend):
 
         Numbers beyond the end of ``dense`` are ignored.
         """
-        add_mean(self._parts(), self.bits, self.block, dense, alpha)
+        add_mean(self.parts(), self.bits, self.block, dense, alpha)
         return self._add_extra_numbers(dense, alpha)
 
     def write_to(self, dense: torch.Tensor) -> torch.Tensor:
         """Overwrite ``dense`` (flat) with this tensor; return ``dense``. Numbers beyond its end are ignored."""
-        add_mean(self._parts(), self.bits, self.block, dense, alpha=None)
+        add_mean(self.parts(), self.bits, self.block, dense, alpha=None)
         return self._add_extra_numbers(dense, alpha=1.0)
 
     def decoded(self) -> torch.Tensor:
@@ -79,7 +79,7 @@ class Messages(Addend):
             target.add_(numbers[: target.numel()], alpha=alpha)
         return dense
 
-    def _parts(self) -> list[Coded]:
+    def parts(self) -> list[Coded]:
         """Return the codes and scales of each part, of the blocks of all shards."""
         message_bytes = self.messages.shape[2]
         block_count = message_bytes // bytes_per_block(self.block, self.bits)

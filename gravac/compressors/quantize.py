@@ -139,12 +139,16 @@ class Quantize(Compressor):
         rotated_x = self._rotate_if_set(x, ctx)
         message, coded = encode_messages(rotated_x, bits, self.block, shards)
         mean_error_energy: torch.Tensor | None = None
-        sent = self._wrap_messages(message.unsqueeze(1), bits)
         unsent_aside: torch.Tensor | None = None
         if self.gathers(ctx.world):
-            (messages,) = yield AllGather(message[0])
+            request = [AllGather(message[0])]
+            del message, coded  # this rank gets its own message back, so that there are fewer copies in flight
+            (messages,) = yield request.pop()
+            sent = self._wrap_messages(messages[ctx.rank].view(1, 1, -1), bits)
+            (coded,) = sent.parts()
             coded_average = self._wrap_messages(messages.unsqueeze(0), bits)
         else:
+            sent = self._wrap_messages(message.unsqueeze(1), bits)
             shard_messages = yield AllToAll(message)
             exact_mean = self._wrap_messages(shard_messages.unsqueeze(0), bits).decoded()
             stored_error = ctx.state.get("second") if ctx.error_feedback > 0 else None

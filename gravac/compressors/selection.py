@@ -4,6 +4,7 @@
 
 On a CPU, a lower bound for the k largest magnitudes is estimated from a sample, and only the few magnitudes above this
 bound are searched. The result is exact: if fewer than k reach the bound, all magnitudes that are not zero are searched.
+If far more than k exceed the bound, it is raised during the search, which stores little more than 2k magnitudes.
 This search is about ten times faster than ``torch.topk``, which is used on other devices.
 """
 
@@ -103,7 +104,7 @@ def _numpy(x: torch.Tensor) -> FloatArray:
 def _largest(x: FloatArray, k: int) -> npt.NDArray[np.int64]:
     """Return the indices of the k largest |x| of a flat array, ascending; of equal magnitudes the lowest indices."""
     for bound in (_bound(x, k), 0.0):
-        indices, magnitudes = _search(x, np.greater, bound)
+        indices, magnitudes = _search(x, np.greater, bound, k=k)
         if indices.size >= k:
             return indices[_are_largest(magnitudes, k)]
         # many elements may equal the bound, such as the zeros of a gradient with few others: those are not searched
@@ -127,7 +128,7 @@ def _bound(x: FloatArray, k: int) -> float:
 
     Return 0 if k is nearly the number of elements.
     """
-    sample = np.abs(x[:: max(1, x.size // SAMPLE_SIZE)])
+    sample = np.abs(x[:: sample_stride(x.size)])
     expected_count = sample.size * k / x.size
     sample_k = math.ceil(expected_count + 4 * math.sqrt(expected_count)) + 1
     if sample_k >= sample.size:
@@ -135,12 +136,25 @@ def _bound(x: FloatArray, k: int) -> float:
     return float(np.partition(sample, sample.size - sample_k)[sample.size - sample_k])
 
 
+def sample_stride(elements: int) -> int:
+    """Return the distance of the sampled elements of a flat tensor, which has no common divisor with its length.
+
+    With a common divisor, all sampled elements of a matrix could lie in a few columns, which may differ from the others
+    in magnitude.
+    """
+    stride = max(1, elements // SAMPLE_SIZE)
+    while math.gcd(stride, elements) > 1:
+        stride += 1
+    return stride
+
+
 def _search(
-    x: FloatArray, compare: np.ufunc, bound: float, limit: int | None = None
+    x: FloatArray, compare: np.ufunc, bound: float, limit: int | None = None, k: int | None = None
 ) -> tuple[npt.NDArray[np.int64], FloatArray]:
     """Return the indices at which ``compare(|x|, bound)``, ascending, and |x| there, without copying all of x.
 
-    The search ends when ``limit`` indices are found.
+    The search ends when ``limit`` indices are found. If ``k`` is given, ``compare`` is ``np.greater``, and indices that
+    are not those of the k largest magnitudes may be left out, of equal magnitudes the highest indices.
     """
     block_buffer = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
     indices, magnitudes, found_count = [np.empty(0, np.int64)], [block_buffer[:0]], 0
@@ -154,4 +168,9 @@ def _search(
         indices.append(positions + first_index)
         magnitudes.append(block_magnitudes[positions])
         found_count += positions.size
+        if k is not None and found_count > 2 * k + BLOCK_ELEMENTS:
+            stored_indices, stored_magnitudes = np.concatenate(indices), np.concatenate(magnitudes)
+            is_largest = _are_largest(stored_magnitudes, k)
+            indices, magnitudes = [stored_indices[is_largest]], [stored_magnitudes[is_largest]]
+            bound, found_count = float(magnitudes[0].min()), k
     return np.concatenate(indices)[:limit], np.concatenate(magnitudes)[:limit]

@@ -494,6 +494,7 @@ class Fifo(ReadsAtOnce):
             failure = results
             has_requests = self._advance(submitted, lambda: submitted.job.throw(failure))
         else:
+            submitted.requests, submitted.pending = [], []  # frees what was sent, before the job decodes
             has_requests = self._advance(submitted, lambda: submitted.job.send(results))
         if has_requests and was_last:
             raise RuntimeError(

@@ -112,10 +112,9 @@ def fuse(
     if requests:
         requests[FLAG] = _flag(list(requests.values()), finite)
     while requests:
-        joined = [_joined(group, rank, world) for group in _groups(requests, world)]
-        joined_collectives, splits = zip(*joined, strict=True)
-        joined_results = yield Round(joined_collectives, last=one_round)
-        requests.clear()
+        splits: list[Split] = []
+        # nothing here refers to a collective in flight, so that its tensors are freed as early as possible
+        joined_results = yield Round(_take_joined(requests, splits, rank, world), last=one_round)
         result_by_position: dict[int, Any] = {}
         for split, joined_result in zip(splits, joined_results, strict=True):
             result_by_position |= split(joined_result)
@@ -125,8 +124,9 @@ def fuse(
                 for generator in rounds:
                     generator.close()
                 return None
-        for position, result in result_by_position.items():
-            advance(position, result)
+        del joined_results
+        for position in [*result_by_position]:
+            advance(position, result_by_position.pop(position))
     return Outcome([reduced[position] for position in range(len(rounds))], all_finite)
 
 
@@ -207,6 +207,26 @@ def _groups(requests: dict[int, Collective], world: int | None) -> list[dict[int
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
+def _take_joined(
+    requests: dict[int, Collective], splits: list[Split], rank: int, world: int | None
+) -> list[Collective]:
+    """Return the single collective of each group, and clear ``requests``.
+
+    Args:
+        requests: each generator's collective, by the generator's position, and the flag's collective, by ``FLAG``.
+        splits: output: for each collective, the function that splits its result is appended.
+        rank: number of this rank.
+        world: number of ranks; ``None``: not known.
+    """
+    joined_collectives = []
+    for group in _groups(requests, world):
+        joined_collective, split = _joined(group, rank, world)
+        joined_collectives.append(joined_collective)
+        splits.append(split)
+    requests.clear()
+    return joined_collectives
+
+
 def _joined(requests: dict[int, Collective], rank: int, world: int | None) -> tuple[Collective, Split]:
     """Return the single collective of a group, and the function that splits its result."""
     if all(isinstance(request, AllReduce) for request in requests.values()):
@@ -216,13 +236,13 @@ def _joined(requests: dict[int, Collective], rank: int, world: int | None) -> tu
 
 def _joined_sum(requests: dict[int, Collective]) -> tuple[Collective, Split]:
     """Join all-reduces of one dtype: their tensors, one after the other in a flat tensor."""
+    positions = [*requests]
     tensors = [tensor for request in requests.values() for tensor in tensors_of(request)]
+    shapes = [tensor.shape for tensor in tensors]
 
     def split(result: torch.Tensor) -> dict[int, Any]:
-        parts = torch.split(result, [tensor.numel() for tensor in tensors])
-        return {
-            position: part.view(tensor.shape) for position, part, tensor in zip(requests, parts, tensors, strict=True)
-        }
+        parts = torch.split(result, [shape.numel() for shape in shapes])
+        return {position: part.view(shape) for position, part, shape in zip(positions, parts, shapes, strict=True)}
 
     return AllReduce(torch.cat([tensor.reshape(-1) for tensor in tensors])), split
 
@@ -233,6 +253,7 @@ def _joined_rows(requests: dict[int, Collective], rank: int, world: int | None) 
     An all-gather and a broadcast send one row of bytes, an all-to-all sends row r to rank r. A row has the bytes of all
     tensors, the widest dtype first, for alignment. All-reduces among all-gathers are gathered, and their rows summed.
     """
+    kind_by_position = {position: type(request) for position, request in requests.items()}
     first_request = next(request for request in requests.values() if not isinstance(request, AllReduce))
     is_all_to_all = isinstance(first_request, AllToAll)
     tensor_by_key = {
@@ -242,6 +263,11 @@ def _joined_rows(requests: dict[int, Collective], rank: int, world: int | None) 
     }
     keys = sorted(tensor_by_key, key=lambda key: -tensor_by_key[key].element_size())
     tensors = [tensor_by_key[key] for key in keys]
+    form_by_key = {
+        key: (tensor.shape[1:] if is_all_to_all else tensor.shape, tensor.dtype)
+        for key, tensor in tensor_by_key.items()
+    }
+    tensor_counts = {position: len(tensors_of(request)) for position, request in requests.items()}
     row_count = len(tensors[0]) if is_all_to_all else 1
     byte_rows = [tensor.contiguous().view(row_count, -1).view(torch.uint8) for tensor in tensors]
     sizes = [byte_row.shape[1] for byte_row in byte_rows]
@@ -253,14 +279,13 @@ def _joined_rows(requests: dict[int, Collective], rank: int, world: int | None) 
         parts = torch.split(rows, [*sizes, padding], dim=1)
         part_by_key = dict(zip(keys, parts[:-1], strict=True))
         results: dict[int, Any] = {}
-        for position, request in requests.items():
+        for position, tensor_count in tensor_counts.items():
             received = tuple(
-                _viewed(part_by_key[position, index], tensor, tensor.shape[1:] if is_all_to_all else tensor.shape)
-                for index, tensor in enumerate(tensors_of(request))
+                _viewed(part_by_key[position, index], *form_by_key[position, index]) for index in range(tensor_count)
             )
-            if isinstance(request, AllGather):
+            if kind_by_position[position] is AllGather:
                 results[position] = received
-            elif isinstance(request, AllReduce):
+            elif kind_by_position[position] is AllReduce:
                 results[position] = received[0][0] + received[0][1]
             else:
                 results[position] = received[0] if is_all_to_all else received[0][0]
@@ -276,7 +301,7 @@ def _joined_rows(requests: dict[int, Collective], rank: int, world: int | None) 
     return AllToAll(joined_rows) if is_all_to_all else AllGather(joined_rows[0]), split
 
 
-def _viewed(byte_rows: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return rows of bytes, ``[rows, bytes]``, as tensors of a shape, ``[rows, *shape]``, in the dtype of ``like``."""
-    rows = byte_rows.view(like.dtype) if byte_rows.shape[1] else like.new_empty(len(byte_rows), 0)
+def _viewed(byte_rows: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return rows of bytes, ``[rows, bytes]``, as tensors of a shape and dtype, ``[rows, *shape]``."""
+    rows = byte_rows.view(dtype) if byte_rows.shape[1] else byte_rows.new_empty(len(byte_rows), 0, dtype=dtype)
     return rows.view(len(byte_rows), *shape)

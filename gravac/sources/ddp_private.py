@@ -246,6 +246,7 @@ class Reducer:
         ddp._remove_autograd_hooks()
         parameters, sparse_ids = [*self.parameters.values()], _ids_of_sparse(ddp)
         are_sparse = [id(parameter) in sparse_ids for parameter in parameters]
+        ddp.reducer = ddp.logger = None  # frees the old buckets before there are new ones: the logger has them, too
         with _requiring_gradients(parameters):
             ddp._ddp_init_helper(parameters, are_sparse, dict(enumerate(self.parameters)), ddp.static_graph)
         ddp._comm_hooks = []

@@ -12,7 +12,7 @@ from gravac.collectives import AllGather
 from gravac.compressors import multilevel, topk
 from gravac.compressors.base import Context, energy, k_for
 from gravac.compressors.draws import Draws
-from gravac.compressors.selection import SAMPLE_SIZE, largest
+from gravac.compressors.selection import BLOCK_ELEMENTS, SAMPLE_SIZE, largest, sample_stride
 from gravac.compressors.topk import pack_indices, unpack_indices
 
 KINDS = ("normal", "heavy", "few values", "zeros", "one spike", "sorted", "sparse", "signs", "unsampled")
@@ -37,7 +37,7 @@ def gradient(kind: str, elements: int, seed: int) -> torch.Tensor:
         case "signs":
             return x.sign()
         case "unsampled":  # zero at all elements of the sample
-            return x * (torch.arange(elements) % max(1, elements // SAMPLE_SIZE) == 1)
+            return x * (torch.arange(elements) % sample_stride(elements) == 1)
     return x
 
 
@@ -70,6 +70,37 @@ def test_zeros_and_equal_magnitudes_are_not_searched(kind: str, monkeypatch: pyt
     for k in (500, 5_000, 50_000):
         largest(x, k)
     assert max(searched_counts) <= max(SAMPLE_SIZE + 500, int(x.count_nonzero()) * (kind != "signs"))
+
+
+def _searched_counts(x: torch.Tensor, k: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Select the k largest of x, and check them; return how many magnitudes each partition after the sample had."""
+    searched_counts, partition = [], np.partition
+
+    def counted(magnitudes: np.ndarray, position: int) -> np.ndarray:
+        searched_counts.append(magnitudes.size)
+        return partition(magnitudes, position)
+
+    with monkeypatch.context() as context:
+        context.setattr(np, "partition", counted)
+        selected = largest(x, k)
+    assert torch.equal(selected, x.abs().sort(descending=True, stable=True).indices[:k].sort().values)
+    return searched_counts[1:]
+
+
+def test_a_search_stores_few_magnitudes_if_the_sample_is_far_below_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    elements, k = 8 * BLOCK_ELEMENTS, 1000
+    magnitudes = torch.arange(1, elements + 1, dtype=torch.float32).flip(0)
+    for x in (magnitudes, magnitudes.flip(0), (magnitudes % 3) + 1, (magnitudes % 400_000) + 1):
+        x[:: sample_stride(elements)] = 0.5
+        assert max(_searched_counts(x, k, monkeypatch)) <= 2 * (k + BLOCK_ELEMENTS)
+
+
+def test_the_sample_of_a_matrix_has_elements_of_many_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns = SAMPLE_SIZE // 4, 64
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    x[:, :: columns // 4] *= 0.01
+    k = x.numel() // 100
+    assert max(_searched_counts(x.view(-1), k, monkeypatch)) <= 2 * k
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -541,6 +543,29 @@ class TestRenewed:
         ddp(X).sum().backward()
         assert len(ddp.reducer.get_backward_stats()) == len([*ddp.parameters()])
         assert reducer.has_averaged() and hooked
+
+    def test_the_old_buckets_are_freed_before_there_are_new_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ddp = DistributedDataParallel(Plain())
+        reducer = Reducer(ddp)
+        buffers: list[StorageWeakRef] = []
+
+        def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            buffers.append(StorageWeakRef(bucket.buffer().untyped_storage()))
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        make_reducer, freed = ddp._ddp_init_helper, []
+
+        def observed(*arguments: Any) -> None:
+            freed.extend(buffer.expired() for buffer in buffers)
+            make_reducer(*arguments)
+
+        monkeypatch.setattr(ddp, "_ddp_init_helper", observed)
+        reducer.register_hook(hook)
+        ddp(X).sum().backward()
+        reducer.renew()
+        assert freed and all(freed)
 
     def test_a_parameter_with_a_new_name(self) -> None:
         ddp = DistributedDataParallel(Plain())
