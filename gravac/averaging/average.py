@@ -394,15 +394,14 @@ class Averager:
         has_residuals = any(piece.name in self.residuals.by_name for piece in pieces)
         gradients_with_residuals = self._add_residuals_dense(pieces, plan) if has_residuals or plan.shadow_cfs else []
         if gradients_with_residuals and has_residuals:
-            flat = torch.cat(
-                [x.to(piece.flat.dtype) for x, piece in zip(gradients_with_residuals, pieces, strict=True)]
-            )
+            buffer = None
+            tensors = [x.to(piece.flat.dtype) for x, piece in zip(gradients_with_residuals, pieces, strict=True)]
         else:
-            flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
-        flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
+            tensors = [piece.flat for piece in pieces]
+        mean = yield from self._dense_mean(tensors, buffer, plan.choice.compressor.wire_dtype(pieces[0].flat.dtype))
         finite: Finite = None
         if has_residuals or self.residuals.wait_for_step or self.residuals.checks_group_means:
-            finite = all_finite([energy(flat)])
+            finite = all_finite([energy(mean)])
         if self.residuals.checks_group_means:
             finite = yield from everywhere(self._executor, finite)
         if self.reads.known(finite) is False:
@@ -411,25 +410,33 @@ class Averager:
         for piece, x in zip(pieces, gradients_with_residuals, strict=False):
             if x is not piece.flat:
                 self.residuals.pend(piece.name, None)
-        if flat is not buffer:
-            for piece, mean in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
-                piece.flat.copy_(mean)
+        if buffer is None:
+            for piece, part in zip(pieces, torch.split(mean, [piece.flat.numel() for piece in pieces]), strict=True):
+                piece.flat.copy_(part)
+        elif mean is not buffer:
+            buffer.copy_(mean)
         return self._end_group(pieces, finite)
 
-    def _dense_mean(self, flat: torch.Tensor, wire_dtype: torch.dtype) -> Job[torch.Tensor]:
-        """Return a flat tensor's mean over the ranks, summed in ``wire_dtype``. May overwrite ``flat``."""
+    def _dense_mean(
+        self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor | None, wire_dtype: torch.dtype
+    ) -> Job[torch.Tensor]:
+        """Return the mean over the ranks of flat tensors, joined to a flat tensor in ``wire_dtype``.
+
+        Args:
+            tensors: the tensors, all of one dtype; not changed.
+            buffer: the tensors, joined, which may be overwritten; ``None``: they are not joined yet.
+            wire_dtype: number format in which they are sent and summed.
+        """
         is_last = not self._asks_other_shards
-        if wire_dtype == flat.dtype:
-            divides_before_sum = divides_first(self.world, wire_dtype)
-            if divides_before_sum:
-                flat.mul_(1 / self.world)
-            (flat,) = yield Round([AllReduce(flat)], is_last)
-            if not divides_before_sum:
-                flat.mul_(1 / self.world)
+        flat = torch.cat([*tensors]) if buffer is None else buffer
+        divides_before_sum = wire_dtype != flat.dtype or divides_first(self.world, wire_dtype)
+        if wire_dtype != flat.dtype:
+            wire_numbers = divide(flat, self.world, wire_dtype)
         else:
-            (total,) = yield Round([AllReduce(divide(flat, self.world, wire_dtype))], is_last)
-            flat.copy_(total)
-        return flat
+            wire_numbers = flat.mul_(1 / self.world) if divides_before_sum else flat
+        del flat  # if it was converted, it is not needed while the sum is in flight
+        results: list[torch.Tensor] = yield Round([AllReduce(wire_numbers)], is_last)
+        return results[0] if divides_before_sum else results[0].mul_(1 / self.world)
 
     def _add_residuals_dense(self, pieces: Sequence[Piece], plan: Plan) -> list[torch.Tensor]:
         """Return each gradient plus its residual, flat, and add their energies (squared norms) to the measurement.
