@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gravac.averaging import average
+from gravac.averaging.plan import Piece
+from gravac.averaging.recording import StepRecording
+from gravac.candidate import Candidate
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger, tensors_of
-from gravac.compressors import Context, quantize
+from gravac.compressors import Context, dense, quantize
+from gravac.compressors.dense import divide
 from gravac.exchange.executor import Job, Round
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.fuse import fuse
@@ -54,6 +59,25 @@ def test_a_quantizer_keeps_no_message_that_is_in_flight(bits: int) -> None:
     refs: Refs = []
     rounds = noted(quantize(bits).rounds(torch.randn(5000), 32 / bits, Context(rank=1, world=2)), refs)
     next(rounds)
+    assert [ref.expired() for ref in refs] == [True]
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_a_dense_step_in_16_bits_keeps_no_joined_copy_in_float32(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    refs: Refs = []
+
+    def noting(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        refs.append(StorageWeakRef(x.untyped_storage()))
+        return divide(x, *arguments)
+
+    monkeypatch.setattr(average, "divide", noting)
+    averager = average.Averager(quantize, dense(dtype=wire), None, 0)
+    averager.rank, averager.world = 0, 2
+    averager.measure(StepRecording(0, Candidate("hook", "dense", 2.0)))
+    pieces = [Piece(name, torch.ones(500), (500,)) for name in "ab"]
+    job = averager.average(pieces, averager.plan(0, None))
+    in_flight = next(job)
+    assert in_flight
     assert [ref.expired() for ref in refs] == [True]
 
 
