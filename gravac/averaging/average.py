@@ -342,7 +342,8 @@ class Averager:
         errors: list[torch.Tensor] = []
         for batch, reduced in zip(batches, reduced_batches, strict=True):
             target = batch.x if reduced.target is None else reduced.target
-            energies.append(batch.energy if batch.energy is not None and target is batch.x else energy(target))
+            known_energy = batch.energy if reduced.energy is None and target is batch.x else reduced.energy
+            energies.append(energy(target) if known_energy is None else known_energy)
             if reduced.error is not None:
                 errors.append(reduced.error)
             elif reduced.sent is not target:
