@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gravac.compressors.sparse import Selection
 from gravac.compressors.squares import energy
 
 SAMPLE_SIZE = 1 << 14
@@ -24,6 +25,9 @@ BLOCK_ELEMENTS = 1 << 18
 
 FloatArray = npt.NDArray[np.floating]
 """A numpy array of floating-point numbers."""
+
+Found = tuple[npt.NDArray[np.int64], FloatArray]
+"""Indices in a flat array, ascending, and the array's elements at these indices."""
 
 
 def largest(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -43,7 +47,16 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64, device=x.device)
     if x.device.type != "cpu":
         return x.abs().topk(k, sorted=False).indices.sort().values
-    return torch.from_numpy(_largest(_numpy(x), k))
+    return torch.from_numpy(_largest(_numpy(x), k)[0])
+
+
+def select_largest(x: torch.Tensor, k: int) -> Selection:
+    """Return the k largest |x|, selected as ``largest`` does, and the values of x there: ``[k]``, in the dtype of x."""
+    if x.device.type != "cpu" or not 0 < k < x.numel():
+        indices = largest(x, k)
+        return Selection(indices, x[indices])
+    found_indices, found_values = _largest(_numpy(x), k)
+    return Selection(torch.from_numpy(found_indices), torch.from_numpy(found_values).to(x.dtype))
 
 
 def energies_of_largest(x: torch.Tensor, descending_ks: Sequence[int]) -> Sequence[float | torch.Tensor]:
@@ -100,17 +113,19 @@ def _numpy(x: torch.Tensor) -> FloatArray:
     return (x if x.dtype == torch.float64 else x.float()).numpy()
 
 
-def _largest(x: FloatArray, k: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the k largest |x| of a flat array, ascending; of equal magnitudes the lowest indices."""
+def _largest(x: FloatArray, k: int) -> Found:
+    """Return the k largest |x| of a flat array, with their indices; of equal magnitudes those at the lowest indices."""
     for bound in (_bound(x, k), 0.0):
-        indices, magnitudes = _search(x, np.greater, bound)
+        indices, values = _search(x, np.greater, bound)
         if indices.size >= k:
-            return indices[_are_largest(magnitudes, k)]
+            is_largest = _are_largest(np.abs(values), k)
+            return indices[is_largest], values[is_largest]
         # many elements may equal the bound, such as the zeros of a gradient with few others: those are not searched
         equal_indices, _ = _search(x, np.equal, bound, limit=k - indices.size)
         if indices.size + equal_indices.size == k:
             break
-    return np.sort(np.concatenate([indices, equal_indices]), kind="stable")  # merges two ascending arrays
+    indices = np.sort(np.concatenate([indices, equal_indices]), kind="stable")  # merges two ascending arrays
+    return indices, x[indices]
 
 
 def _are_largest(magnitudes: FloatArray, k: int) -> npt.NDArray[np.bool_]:
@@ -135,23 +150,21 @@ def _bound(x: FloatArray, k: int) -> float:
     return float(np.partition(sample, sample.size - sample_k)[sample.size - sample_k])
 
 
-def _search(
-    x: FloatArray, compare: np.ufunc, bound: float, limit: int | None = None
-) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Return the indices at which ``compare(|x|, bound)``, ascending, and |x| there, without copying all of x.
+def _search(x: FloatArray, compare: np.ufunc, bound: float, limit: int | None = None) -> Found:
+    """Return the indices at which ``compare(|x|, bound)``, ascending, and x there, without copying all of x.
 
     The search ends when ``limit`` indices are found.
     """
     block_buffer = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
-    indices, magnitudes, found_count = [np.empty(0, np.int64)], [block_buffer[:0]], 0
+    indices, values, found_count = [np.empty(0, np.int64)], [x[:0]], 0
     for first_index in range(0, x.size, BLOCK_ELEMENTS):
         if limit is not None and found_count >= limit:
             break
-        block_magnitudes = np.abs(
-            x[first_index : first_index + BLOCK_ELEMENTS], out=block_buffer[: x.size - first_index]
-        )
+        block = x[first_index : first_index + BLOCK_ELEMENTS]
+        block_magnitudes = np.abs(block, out=block_buffer[: block.size])
         positions = np.flatnonzero(compare(block_magnitudes, bound))
-        indices.append(positions + first_index)
-        magnitudes.append(block_magnitudes[positions])
+        values.append(block.take(positions))
+        positions += first_index
+        indices.append(positions)
         found_count += positions.size
-    return np.concatenate(indices)[:limit], np.concatenate(magnitudes)[:limit]
+    return np.concatenate(indices)[:limit], np.concatenate(values)[:limit]
