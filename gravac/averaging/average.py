@@ -346,7 +346,8 @@ class Averager:
             errors.append(coding_error(coded_batches))
         for batch, reduced in zip(batches, reduced_batches, strict=True):
             target = batch.x if reduced.target is None else reduced.target
-            energies.append(batch.energy if batch.energy is not None and target is batch.x else energy(target))
+            known_energy = batch.energy if reduced.energy is None and target is batch.x else reduced.energy
+            energies.append(energy(target) if known_energy is None else known_energy)
             if reduced.error is not None:
                 errors.append(reduced.error)
             elif reduced.coded is None and reduced.sent is not target:

@@ -43,6 +43,7 @@ class Reduced:
             subtracts this part from the residual. ``None``: the compressor keeps nothing.
         target: tensor with which the gain compares ``sent``, flat; ``None``: x. Only DGC sets another tensor, its
             velocity.
+        energy: ``‖target‖²``, 0-d; ``None``: the caller computes the energy.
         error: ``‖x - sent‖²`` of this rank, 0-d, from which the gain is computed. If the mean is coded again after the
             sum, that second error is divided among the ranks, so that it counts once. ``None``: the caller computes
             the error.
@@ -55,6 +56,7 @@ class Reduced:
     cf: float
     aside: torch.Tensor | None = None
     target: torch.Tensor | None = None
+    energy: torch.Tensor | None = None
     error: torch.Tensor | None = None
     coded: CodedNumbers | None = None
 

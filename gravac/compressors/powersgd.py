@@ -11,8 +11,9 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 a row, a column, a low CF on a small matrix), x is sent dense.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -28,6 +29,9 @@ from gravac.compressors.dtypes import rounds_products, unit_roundoff, working
 from gravac.compressors.orthonormal import orthonormal, rescaled
 from gravac.compressors.profile import CostPoints, Profile
 from gravac.compressors.sparse import Addend
+
+MIN_ONEDNN_MULTIPLICATIONS = 1 << 21
+"""Smallest number of multiplications of a matrix product that oneDNN computes on a CPU: its calls cost 10 us more."""
 
 SQUARE_SIDE = 1024
 """Side of the square matrix for which ``candidates`` computes the CF of a fixed ``rank``."""
@@ -64,11 +68,6 @@ class Product(Addend):
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the product to ``dense`` (flat, ``[n * m]``), in place; return ``dense``."""
         dense.view(len(self.left), len(self.right)).addmm_(self.left, self.right.T, alpha=alpha)
-        return dense
-
-    def write_to(self, dense: torch.Tensor) -> torch.Tensor:
-        """Overwrite ``dense`` (flat, ``[n * m]``) with the product; return ``dense``."""
-        torch.mm(self.left, self.right.T, out=dense.view(len(self.left), len(self.right)))
         return dense
 
 
@@ -203,10 +202,12 @@ class PowerSGD(Compressor):
         start_key, computed_key, start_factor_rows = self._sides(plan, ctx)
         factor = first_factor = start_factor(x, start_key, start_factor_rows, plan.rank, ctx)
         matrix = matrix_for(x, plan, start_key)
+        x_energy = energy(x)
         for product_number in range(self._products_per_step):
             basis = orthonormal(factor)
-            projected = multiply(matrix if product_number % 2 == 0 else matrix.mT, basis)
-            factor = yield AllReduce(projected)
+            rows = multiply(matrix if product_number % 2 == 0 else matrix.mT, basis)
+            factor = (yield AllReduce(rows)).mT
+        projected = rows.mT
         if self.alternating:
             ctx.state.pop(start_key, None)
             new_factor = {computed_key: longest_columns_first(factor)}
@@ -214,10 +215,10 @@ class PowerSGD(Compressor):
         elif self.warm_start:
             ctx.state["q"] = next_factor(factor, first_factor)
         wide_basis, mean, sent = split_factors_for_tf32(basis, factor / ctx.world, projected)
-        error = (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
+        error = (x_energy - energy(rows.view(-1))).clamp_(min=0)
         if self.alternating and start_key == "q":  # P was all-reduced
-            return Reduced(Product(mean, wide_basis), Product(sent, wide_basis), plan.cf, error=error)
-        return Reduced(Product(wide_basis, mean), Product(wide_basis, sent), plan.cf, error=error)
+            return Reduced(Product(mean, wide_basis), Product(sent, wide_basis), plan.cf, energy=x_energy, error=error)
+        return Reduced(Product(wide_basis, mean), Product(wide_basis, sent), plan.cf, energy=x_energy, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error at each CF, 0-d, as if this rank, with its flat x, trained alone.
@@ -235,7 +236,7 @@ class PowerSGD(Compressor):
         matrix = matrix_for(x, largest_plan, start_key)
         factor = start_factor(x, start_key, rows, largest_plan.rank, ctx)
         for _ in range(self._products_per_step):
-            matrix, factor = matrix.mT, multiply(matrix, orthonormal(factor))
+            matrix, factor = matrix.mT, multiply(matrix, orthonormal(factor)).mT
         captured_energies = factor.double().square().sum(0).cumsum(0)
         x_energy = energy(x)
         return [
@@ -315,14 +316,29 @@ def matrix_for(x: torch.Tensor, plan: LowRank, start_key: str) -> torch.Tensor:
 
 
 def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Return ``matrix @ factor``, computed as the transpose of a product with few rows: 2 to 6 times faster on CPU."""
-    return (factor.mT.contiguous() @ matrix.mT).mT
+    """Return the transpose of ``matrix @ factor``, contiguous, ``[rank, matrix rows]``.
+
+    On a CPU, a product with few rows is 2 to 6 times faster than a product with few columns. Large products are 1.1 to
+    1.6 times faster still by oneDNN, which does not copy the matrix.
+    """
+    rows = factor.mT.contiguous()
+    onednn_linear = _onednn_linear()
+    is_large = matrix.numel() * len(rows) >= MIN_ONEDNN_MULTIPLICATIONS
+    if onednn_linear is None or not is_large or not matrix.is_cpu or matrix.dtype != torch.float32:
+        return rows @ matrix.mT
+    return onednn_linear(rows, matrix, None, "none", [], "")
+
+
+@functools.cache
+def _onednn_linear() -> Callable[..., torch.Tensor] | None:
+    """Return torch's operator that computes ``x @ weight.T`` by oneDNN; ``None`` if torch has none."""
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def longest_columns_first(factor: torch.Tensor) -> torch.Tensor:
     """Return a factor ``[rows, rank]`` with its longest columns first; these are kept if the rank falls."""
-    squared_lengths = rescaled(factor).square().sum(-2, keepdim=True)
-    return factor.gather(-1, squared_lengths.argsort(descending=True, stable=True).expand_as(factor))
+    squared_lengths = rescaled(factor).square().sum(0)
+    return factor.mT.index_select(0, squared_lengths.argsort(descending=True, stable=True)).mT
 
 
 def is_usable(summed_factor: torch.Tensor) -> torch.Tensor:
@@ -330,7 +346,8 @@ def is_usable(summed_factor: torch.Tensor) -> torch.Tensor:
 
     A factor is usable if it is finite and not all zeros.
     """
-    return summed_factor.isfinite().all() & summed_factor.any()
+    largest_magnitude = summed_factor.abs().amax()
+    return (largest_magnitude > 0) & (largest_magnitude < torch.inf)
 
 
 def next_factor(summed_factor: torch.Tensor, previous_factor: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gravac.compressors.sparse import Selection
 from gravac.compressors.squares import energy
 
 SAMPLE_SIZE = 1 << 14
@@ -25,6 +26,9 @@ BLOCK_ELEMENTS = 1 << 18
 
 FloatArray = npt.NDArray[np.floating]
 """A numpy array of floating-point numbers."""
+
+Found = tuple[npt.NDArray[np.int64], FloatArray]
+"""Indices in a flat array, ascending, and the array's elements at these indices."""
 
 
 def largest(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -44,7 +48,16 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64, device=x.device)
     if x.device.type != "cpu":
         return x.abs().topk(k, sorted=False).indices.sort().values
-    return torch.from_numpy(_largest(_numpy(x), k))
+    return torch.from_numpy(_largest(_numpy(x), k)[0])
+
+
+def select_largest(x: torch.Tensor, k: int) -> Selection:
+    """Return the k largest |x|, selected as ``largest`` does, and the values of x there: ``[k]``, in the dtype of x."""
+    if x.device.type != "cpu" or not 0 < k < x.numel():
+        indices = largest(x, k)
+        return Selection(indices, x[indices])
+    found_indices, found_values = _largest(_numpy(x), k)
+    return Selection(torch.from_numpy(found_indices), torch.from_numpy(found_values).to(x.dtype))
 
 
 def energies_of_largest(x: torch.Tensor, descending_ks: Sequence[int]) -> Sequence[float | torch.Tensor]:
@@ -101,17 +114,19 @@ def _numpy(x: torch.Tensor) -> FloatArray:
     return (x if x.dtype == torch.float64 else x.float()).numpy()
 
 
-def _largest(x: FloatArray, k: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the k largest |x| of a flat array, ascending; of equal magnitudes the lowest indices."""
+def _largest(x: FloatArray, k: int) -> Found:
+    """Return the k largest |x| of a flat array, with their indices; of equal magnitudes those at the lowest indices."""
     for bound in (_bound(x, k), 0.0):
-        indices, magnitudes = _search(x, np.greater, bound, k=k)
+        indices, values = _search(x, np.greater, bound, k=k)
         if indices.size >= k:
-            return indices[_are_largest(magnitudes, k)]
+            is_largest = _are_largest(np.abs(values), k)
+            return indices[is_largest], values[is_largest]
         # many elements may equal the bound, such as the zeros of a gradient with few others: those are not searched
         equal_indices, _ = _search(x, np.equal, bound, limit=k - indices.size)
         if indices.size + equal_indices.size == k:
             break
-    return np.sort(np.concatenate([indices, equal_indices]), kind="stable")  # merges two ascending arrays
+    indices = np.sort(np.concatenate([indices, equal_indices]), kind="stable")  # merges two ascending arrays
+    return indices, x[indices]
 
 
 def _are_largest(magnitudes: FloatArray, k: int) -> npt.NDArray[np.bool_]:
@@ -148,29 +163,27 @@ def sample_stride(elements: int) -> int:
     return stride
 
 
-def _search(
-    x: FloatArray, compare: np.ufunc, bound: float, limit: int | None = None, k: int | None = None
-) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Return the indices at which ``compare(|x|, bound)``, ascending, and |x| there, without copying all of x.
+def _search(x: FloatArray, compare: np.ufunc, bound: float, limit: int | None = None, k: int | None = None) -> Found:
+    """Return the indices at which ``compare(|x|, bound)``, ascending, and x there, without copying all of x.
 
     The search ends when ``limit`` indices are found. If ``k`` is given, ``compare`` is ``np.greater``, and indices that
     are not those of the k largest magnitudes may be left out, of equal magnitudes the highest indices.
     """
     block_buffer = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
-    indices, magnitudes, found_count = [np.empty(0, np.int64)], [block_buffer[:0]], 0
+    indices, values, found_count = [np.empty(0, np.int64)], [x[:0]], 0
     for first_index in range(0, x.size, BLOCK_ELEMENTS):
         if limit is not None and found_count >= limit:
             break
-        block_magnitudes = np.abs(
-            x[first_index : first_index + BLOCK_ELEMENTS], out=block_buffer[: x.size - first_index]
-        )
+        block = x[first_index : first_index + BLOCK_ELEMENTS]
+        block_magnitudes = np.abs(block, out=block_buffer[: block.size])
         positions = np.flatnonzero(compare(block_magnitudes, bound))
-        indices.append(positions + first_index)
-        magnitudes.append(block_magnitudes[positions])
+        values.append(block.take(positions))
+        positions += first_index
+        indices.append(positions)
         found_count += positions.size
         if k is not None and found_count > 2 * k + BLOCK_ELEMENTS:
-            stored_indices, stored_magnitudes = np.concatenate(indices), np.concatenate(magnitudes)
-            is_largest = _are_largest(stored_magnitudes, k)
-            indices, magnitudes = [stored_indices[is_largest]], [stored_magnitudes[is_largest]]
-            bound, found_count = float(magnitudes[0].min()), k
-    return np.concatenate(indices)[:limit], np.concatenate(magnitudes)[:limit]
+            found_indices, found_values = np.concatenate(indices), np.concatenate(values)
+            is_largest = _are_largest(np.abs(found_values), k)
+            indices, values = [found_indices[is_largest]], [found_values[is_largest]]
+            bound, found_count = float(np.abs(values[0]).min()), k
+    return np.concatenate(indices)[:limit], np.concatenate(values)[:limit]

@@ -18,7 +18,7 @@ from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.dtypes import dtype_of, magnitudes_in
 from gravac.compressors.profile import CostPoints, Profile
-from gravac.compressors.selection import energies_of_largest, largest
+from gravac.compressors.selection import energies_of_largest, select_largest
 from gravac.compressors.sparse import Selection, Sparse
 
 
@@ -65,8 +65,7 @@ class TopK(Compressor):
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
         """Return the k coordinates of flat x with the largest magnitude."""
-        indices = largest(x, k)
-        return Selection(indices, x[indices])
+        return select_largest(x, k)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of values and indices, summed rank by rank and divided by the world size."""

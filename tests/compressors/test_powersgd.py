@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PowerSGD obeys the laws, does what torch's hook does, and survives zeros, deficient ranks and changes of rank."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from gravac import testing as conformance
 from gravac.collectives import Ledger
 from gravac.compressors import Addend, Context, Reduced
 from gravac.compressors.orthonormal import orthonormal
-from gravac.compressors.powersgd import PowerSGD, Product, powersgd
+from gravac.compressors.powersgd import PowerSGD, Product, multiply, powersgd
 from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
@@ -313,3 +315,20 @@ def test_what_cannot_alternate_is_refused() -> None:
             powersgd(alternating=True, **fields)
     with pytest.raises(SettingsError, match="iterations"):
         powersgd(iterations=5)
+
+
+@pytest.mark.parametrize("has_onednn", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rank", [1, 40])
+def test_a_product_is_the_same_with_and_without_onednn(
+    rank: int, dtype: torch.dtype, has_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_onednn:
+        monkeypatch.setattr(sys.modules[PowerSGD.__module__], "_onednn_linear", lambda: None)
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(300, 200, generator=generator, dtype=dtype)
+    for either_matrix in (matrix, matrix.mT):
+        factor = torch.randn(either_matrix.shape[1], rank, generator=generator, dtype=dtype)
+        product = multiply(either_matrix, factor)
+        assert product.is_contiguous()
+        assert torch.allclose(product.double(), (either_matrix.double() @ factor.double()).mT, atol=1e-4)
