@@ -28,10 +28,10 @@ from gravac.exchange.reading import Finite, both
 ALWAYS_ENOUGH = 1 << 20
 """Number of elements at which waiting groups stop waiting and are compressed, however slow or fast the link is."""
 
-ALWAYS_ENOUGH_ON_CPU = 3 << 20
+ALWAYS_ENOUGH_ON_CPU = 7 << 20
 """The same on a CPU, where jobs and training compete for cores and caches: a job costs more than its calls."""
 
-CODING_BYTES_PER_ELEMENT_ON_CPU = 16
+CODING_BYTES_PER_ELEMENT_ON_CPU = 8
 """Most memory that coding takes on a CPU, in bytes per element: tensors are coded one by one, or piece by piece."""
 
 FEWEST_JOBS = 3
