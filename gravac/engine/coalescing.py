@@ -28,7 +28,7 @@ from gravac.exchange.reading import Finite, both
 ALWAYS_ENOUGH = 1 << 20
 """Number of elements at which waiting groups stop waiting and are compressed, however slow or fast the link is."""
 
-ALWAYS_ENOUGH_ON_CPU = 7 << 20
+ALWAYS_ENOUGH_ON_CPU = 4 << 20
 """The same on a CPU, where jobs and training compete for cores and caches: a job costs more than its calls."""
 
 CODING_BYTES_PER_ELEMENT_ON_CPU = 8
@@ -45,6 +45,9 @@ MAX_SEGMENT_ELEMENTS = MAX_CODING_BYTES // CODING_BYTES_PER_ELEMENT - ALWAYS_ENO
 
 A job has room for a segment and for groups that waited, which have fewer than ``ALWAYS_ENOUGH`` elements together.
 """
+
+MAX_SEGMENT_ELEMENTS_ON_CPU = MAX_CODING_BYTES // CODING_BYTES_PER_ELEMENT_ON_CPU - ALWAYS_ENOUGH_ON_CPU
+"""The same on a CPU: a job has room for a bucket of DDP's, of 25 MiB."""
 
 MOST_JOBS = 8
 """Largest number of jobs that a step's gradients are divided into, on a slow link.
@@ -165,18 +168,19 @@ def elements_per_job(model_elements: int, exchange_s: float = 0.0, always_enough
     return min(always_enough, -(-model_elements // job_count))
 
 
-def cut(group: ReadyGroup) -> list[ReadyGroup]:
-    """Cut an exchange group into segments of at most ``MAX_SEGMENT_ELEMENTS`` elements.
+def cut(group: ReadyGroup, on_cpu: bool = False) -> list[ReadyGroup]:
+    """Cut an exchange group into segments of at most ``MAX_SEGMENT_ELEMENTS`` (``..._ON_CPU``) elements.
 
     A larger tensor is a segment by itself.
 
     Args:
         group: the group. Its future is completed when all segments hold their mean.
+        on_cpu: whether the gradients are on a CPU.
 
     Returns:
         The segments, in order; only the group itself if it is small enough.
     """
-    segments = split(group.pieces, MAX_SEGMENT_ELEMENTS)
+    segments = split(group.pieces, MAX_SEGMENT_ELEMENTS_ON_CPU if on_cpu else MAX_SEGMENT_ELEMENTS)
     if len(segments) < 2:
         return [group]
 

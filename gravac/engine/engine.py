@@ -303,7 +303,7 @@ class Engine:
         if then is not None:
             call_guarded = self._call_guarded  # the job must not keep the engine alive
             group.averaged.add_done_callback(lambda averaged: call_guarded(then, averaged))
-        *segments, final_segment = cut(group)
+        *segments, final_segment = cut(group, on_cpu=self.device.type == "cpu")
         for segment in segments:
             self._submit_group(segment)
         self._submit_group(final_segment, is_last)

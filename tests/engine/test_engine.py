@@ -152,7 +152,7 @@ def test_large_groups_go_in_parts_where_they_are_compressed(
     monkeypatch.setattr(Averaged, "hand_over", hand_over)
     settings = {"base": topk, "controller": Static(cf=cf)}
     whole, one, _ = in_memory(2, 4, host_looks=host_looks, **settings)
-    monkeypatch.setattr(coalescing, "MAX_SEGMENT_ELEMENTS", 5000)
+    monkeypatch.setattr(coalescing, "MAX_SEGMENT_ELEMENTS_ON_CPU", 5000)
     monkeypatch.setattr(coalescing, "MAX_CODING_BYTES", coalescing.CODING_BYTES_PER_ELEMENT_ON_CPU * 10_000)
     parts, other, _ = in_memory(2, 4, host_looks=host_looks, **settings)
     assert torch.equal(flattened(whole[0]), flattened(parts[0]))
