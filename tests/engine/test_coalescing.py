@@ -105,7 +105,8 @@ def test_more_goes_together_where_coding_takes_less() -> None:
     waiting, low_rank = Waiting(), powersgd.profile(16.0).coding_bytes_per_element
     assert averager.coding_bytes_per_element(averager.plan(0, 16.0)) == low_rank < CODING_BYTES_PER_ELEMENT
     assert averager.coding_bytes_per_element(averager.plan(0, None)) == CODING_BYTES_PER_ELEMENT
-    for on_cpu, most in ((False, MAX_CODING_BYTES // low_rank), (True, MAX_SEGMENT_ELEMENTS_ON_CPU + ALWAYS_ENOUGH_ON_CPU)):
+    on_a_cpu = MAX_SEGMENT_ELEMENTS_ON_CPU + ALWAYS_ENOUGH_ON_CPU
+    for on_cpu, most in ((False, MAX_CODING_BYTES // low_rank), (True, on_a_cpu)):
         waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
         assert waiting.max_elements == most
     assert (
