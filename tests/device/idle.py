@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 import gravac.attach
 from gravac.exchange.group import GroupTransport
@@ -75,7 +76,8 @@ def streams(rank: int, kind: type[Idle] = Idle) -> Iterator[list[StreamExecutor]
     moments = random.Random(rank)
 
     def opened(device: Any, group: Any, *_: Any) -> OpenedExecutor:
-        made.append(StreamExecutor(GroupTransport(group), kind(torch.device("cpu"), lambda: moments.expovariate(1.0))))
+        transport = GroupTransport(group or dist.group.WORLD)
+        made.append(StreamExecutor(transport, kind(torch.device("cpu"), lambda: moments.expovariate(1.0))))
         return OpenedExecutor(made[-1])
 
     with mock.patch.object(gravac.attach, "open_executor", opened):
